@@ -1,4 +1,4 @@
-"""How long an agent may go on: `AgentLimits`."""
+"""`AgentLimits`: how long an agent may go on; `ContextWindow`: what it does when the model's context is full."""
 
 from __future__ import annotations
 

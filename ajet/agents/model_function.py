@@ -1,6 +1,6 @@
-"""The model function: all that an agent needs of a model.
+"""`ModelFunction`: all that an agent needs of a model, with the functions that reach OpenAI's and Anthropic's clients.
 
-    async def model(messages, *, tools=None, **sampling) -> message
+async def model(messages, *, tools=None, **sampling) -> message
 
 `messages`, `tools` and the returned assistant message are plain dicts in OpenAI's form; the message has `role`,
 `content` (a string) and, if the model wrote them, `reasoning_content` and `tool_calls`. `tuner.as_model_function()` is

@@ -1,4 +1,4 @@
-"""The ready agents: `ReActAgent`, `ToolAgent`. (`CodingAgent` has a file of its own.)"""
+"""The ready agents (`ReActAgent`, `ToolAgent`, `CodingAgent`), and `make_agent`, which makes one by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`AgentRun`: the state of one run of an agent. The agent itself holds none, so it serves many runs at a time."""
+"""`AgentRun`: the state of one run of an agent, and the `World` it may act in. The agent itself holds none of it,
+so it serves many runs at a time."""
 
 from __future__ import annotations
 

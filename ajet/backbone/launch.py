@@ -1,4 +1,4 @@
-"""`ajet --conf …`: load the config, choose the backbone, open the experiment folder, run, and clean up.
+"""`ajet --conf …`: load the config, choose the backbone, open the experiment folder, run, clean up, and advise.
 
 A backbone is a function `run(config, experiment, options) -> int`; the result is the exit code.
 """

@@ -1,4 +1,4 @@
-"""The end of a run, from its metrics: exit code, table of returns, sparkline, plot as PNG, and where to look next."""
+"""What a run looks at between steps and says at its end: validation, early stop, hints, exit code, table and plot."""
 
 from __future__ import annotations
 

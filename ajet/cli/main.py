@@ -1,4 +1,5 @@
-"""`ajet`: finds the subcommand and imports nothing else, so `ajet --help` is quick.
+"""`ajet`: finds the subcommand and imports nothing else, so `ajet --help` is quick. `interruption` is Ctrl-C's way
+out.
 
 A subcommand is a module `ajet/cli/<name>.py` with `run(argv) -> int`, and a line in `COMMANDS`. Without one, `ajet
 --conf …` runs a job (`ajet/backbone/launch.py`). Exit codes: 0 done, 1 failed, 2 something the user can correct,

@@ -1,4 +1,4 @@
-"""Contradictions in what episodes run, where, and with what around them: agent, runner, environment, services."""
+"""Contradictions in what episodes run, where, and on which engine: agent, runner, environment, sandbox, services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the schema knows about its keys: where each belongs, what it allows, and which one was probably meant."""
+"""What the schema knows about its keys: where each belongs, what it allows, which one was probably meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ajet.rollout`: how episodes are run, and how replies are sampled."""
+"""`ajet.rollout`: how episodes are run and replies sampled, with its groups for agents, environments and sandboxes."""
 
 from __future__ import annotations
 

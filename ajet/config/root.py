@@ -1,4 +1,5 @@
-"""`Config`: a whole YAML file. `config.ajet` is ours and typed; every other top-level block is the user's own."""
+"""`Config`: a whole YAML file. `config.ajet` is ours and typed, group by group; every other top-level block is the
+user's."""
 
 from __future__ import annotations
 

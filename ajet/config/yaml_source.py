@@ -1,4 +1,4 @@
-"""YAML text → a tree of nodes that know their lines. Pure data: nothing in a file can cause code to run.
+"""YAML text → a tree of nodes that know their lines, and its `${…}` interpolations resolved.
 
 Tags such as `!!python/…`, repeated keys, files that are too large and anchors that multiply ("bombs") are refused.
 Numbers, booleans and null are read as OmegaConf reads them (so `1e-6` is a number); dates stay text.

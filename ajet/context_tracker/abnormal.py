@@ -1,7 +1,4 @@
-"""The checks of `compute_madness_checklist`, which detect abnormal replies. Each returns what it found, or None. They
-detect the output of a collapsing policy, not unusual text: maths, accents, arrows, currency, emoji, any language, code,
-tables, separators and long numbers pass.
-"""
+"""The checks of `compute_madness_checklist`, which detect abnormal replies, nonsense among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalises messages, and computes the key by which two messages count as the same.
+"""Normalises messages, computes the key by which two count as the same, and the shape of a whole conversation.
 
 `plain_message` validates a request's message and converts it to the form that templates receive: content is text, and
 tool calls hold their arguments by value. `message_key` decides whether a prompt *extends* a call: tool calls by value,

@@ -1,5 +1,5 @@
-"""`Prompting`: from a request to prompt ids. Appends to a recorded call where that is right, else renders the whole
-conversation; and why a call forked instead of extending another.
+"""`Renderer` and `Prompting`: from a request to prompt ids. They append to a recorded call where that is right,
+else render the whole conversation, and say why a call forked.
 
 A request extends the latest recorded reply among its messages that ended by itself, was asked for with the same tools
 and template arguments, and after which the template only appends. What ruled out a later one is the fork's reason; if

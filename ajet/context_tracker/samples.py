@@ -1,4 +1,4 @@
-"""`linear_samples`: the smallest set of root-to-leaf rows that holds every trained token of a call tree.
+"""From a finished tree to rows: `Rewards` and masks of calls, and `linear_samples`, the smallest set of rows.
 
 `once`: a token is trained in the first row that holds it. `multiplicity`: in every row that holds it, as if the rows
 were independent. Tokens beyond the limits are recorded in the ledger with the reason.

@@ -1,4 +1,4 @@
-"""`Environment`: a world that an agent acts in, for one episode.
+"""`Environment`: a world that an agent acts in, for one episode; `find_source`: where a run's environments come from.
 
 Subclass it and define `reset` and `step` (`def` or `async def`); `evaluate` and `close` if there is something to say or
 to free. One object serves one episode at a time and never two. Below: actions and observations as messages and text.

@@ -1,7 +1,4 @@
-"""`GymnasiumEnvironment`: lets an agent play any gymnasium environment as text. Spaces are described to the agent,
-observations are formatted as text, and actions are parsed from the reply. A reply without a valid action doesn't reach
-the environment; the agent is shown which actions are valid.
-"""
+"""`GymnasiumEnvironment`: lets an agent play any gymnasium environment, whose spaces become text here."""
 
 from __future__ import annotations
 

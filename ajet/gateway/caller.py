@@ -1,4 +1,4 @@
-"""`Caller`: who sends a request, as its key, its agent header and its model name say."""
+"""`Caller`: who sends a request, and which model it asks for, as its key, its agent header and its model name say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which function answers which path. Errors become answers here, in the shape of the path's protocol."""
+"""Which function answers which path, embeddings included. Errors become answers here, in the shape of the protocol."""
 
 from __future__ import annotations
 

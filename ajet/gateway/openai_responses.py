@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: OpenAI's Responses protocol, complete or streamed, over the sessions that chat uses."""
+"""`POST /v1/responses`: OpenAI's Responses protocol, complete or streamed, with its log-probabilities."""
 
 from __future__ import annotations
 

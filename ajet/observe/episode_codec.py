@@ -1,4 +1,4 @@
-"""An episode, and what is recorded with it, as compressed bytes and as JSON.
+"""An episode, and what is recorded with it, as compressed bytes, as JSON, and as text to search and preview.
 
 The bytes are `ajet.schema.codec`'s, compressed, and can be decoded. The JSON is for other programs.
 """

@@ -1,4 +1,4 @@
-"""Logs of a run: `run.log` as JSON lines (rotating), short lines on the terminal.
+"""Logs of a run: `run.log` as JSON lines, short lines on the terminal; `Masker` takes the secrets out.
 
 Every part logs with `logging.getLogger(__name__)`. `AJET_LOG_LEVEL` (default INFO) sets what the terminal shows; the
 file holds at least INFO.

@@ -1,4 +1,4 @@
-"""Progress on a terminal: a table that scrolls by, a line per step, and below it a panel that is redrawn in place."""
+"""Progress that redraws itself: a table and a panel on a terminal, HTML in a notebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Trial`: a candidate tried on one task. `Score`: one candidate's trials on several tasks.
+"""`Trial`: a candidate tried on one task. `Score`: its trials on several tasks, and `compare`, whether one is better.
 
 A trial that failed because of the engine or the infrastructure says nothing about the candidate: it has no value, and
 its task is left out when candidates are compared. Any other trial without a reward counts as 0.

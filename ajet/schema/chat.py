@@ -1,4 +1,4 @@
-"""A session's chat request and its reply, independent of the protocol or framework that the request came from.
+"""Messages and replies, as text and as tokens, independent of the protocol or framework that a request came from.
 
 Messages and tools are plain dicts in OpenAI's form; the clients (OpenAI, Anthropic, AgentScope, LangChain) translate.
 """

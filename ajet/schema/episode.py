@@ -1,4 +1,4 @@
-"""One finished run of the workflow on a task: its calls, its reward, how it ended, and its token ledger.
+"""`Episode`: one finished run of the workflow on a task; `CallTree`: its model calls as token runs, each stored once.
 
 A failed episode is data, not a crash.
 """

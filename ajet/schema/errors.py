@@ -1,4 +1,4 @@
-"""Every error that ajet raises on purpose.
+"""Every error that ajet raises on purpose, and how an error and its causes are shown.
 
 Three families, by who can act on them:
 

@@ -1,4 +1,4 @@
-"""Makes untrusted text safe: `printable` for a terminal, `encodable` for storage.
+"""What may be shown: text made safe for a terminal or for storage, and which names and values are secrets.
 
 `fail` shows an error on the terminal, in the form that all commands use.
 """

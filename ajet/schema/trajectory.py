@@ -1,4 +1,4 @@
-"""`Trajectory`: what an agent did on one task, from the first message to the last, and how it ended.
+"""`Trajectory`: what an agent did on one task, from the first message to the last, and the file that holds it.
 
 `calls` are the model calls exactly as they were made; each continues an earlier one or begins a branch. `steps` are the
 same for human readers: thoughts, actions, their results, the final answer. Pure data, with a JSON form.

@@ -1,4 +1,4 @@
-"""Every request to a store, as data, and who may send it. They are the same in this process and over HTTP.
+"""Every request to a store, as data, who may send it, and the errors that answer it.
 
 `RolloutStore`'s methods make them; `ajet/store/operations.py` carries them out. A `request_id` makes a request
 idempotent: the store remembers it, and answers the second one like the first.

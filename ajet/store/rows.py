@@ -1,4 +1,4 @@
-"""Rows of the tables `rollout` and `attempt`: their columns, and the records that they hold."""
+"""Rows of the tables `rollout` and `attempt`, the records that they hold, and the versions of the tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`StoreServer`: a store over HTTP. `POST /v1/store/<request>` takes a request as JSON; every error is JSON, too.
+"""`StoreServer`: a store over HTTP, and `AccessKeys`, who may ask it for what.
 
 `await start(host, port)`, then `url`; `await aclose()` at the end. The caller opens and closes the store. Keys are kept
 in the store's own tables: `issue`, `accept`, `rotate` and `revoke` change them.

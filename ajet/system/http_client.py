@@ -1,4 +1,4 @@
-"""`HttpClient`: blocking requests to one server, over one connection that is kept open.
+"""Requests over HTTP with a deadline and a largest answer: `HttpClient` (blocking) and `BoundedClient` (asyncio).
 
 Every request has one deadline for all of it, and a largest answer; a server that sends slowly or without end can't hold
 its caller. An error says whether the request may have reached the server: only if not is it safe to send it again.

@@ -1,4 +1,4 @@
-"""The messages between the HTTP server and its handlers: `HttpRequest` in, `Answer` out."""
+"""The messages between the HTTP server and its handlers, and the keys that requests present."""
 
 from __future__ import annotations
 

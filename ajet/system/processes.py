@@ -1,4 +1,4 @@
-"""The processes of a run: found, ended, and recorded so that `--kill` ends them and nothing else.
+"""The processes of a run: child processes that end with it, and those recorded, so that `--kill` ends them alone.
 
 Everything a run starts inherits a mark in its environment, so orphans are found too. A long title that a process gives
 itself, as Ray's do, may overwrite the mark; it still stays in its session. Records lie in a per-user state folder and

@@ -1,6 +1,4 @@
-"""Processes that run beside a run and end with it: the services of the YAML, `--with-NAME` services, and the viewer of
-`--with-logview`. A service with an address is ready when something answers there.
-"""
+"""Programs that run beside a run and end with it, restarted if they die: services of the YAML, flags, the viewer."""
 
 from __future__ import annotations
 

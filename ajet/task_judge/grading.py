@@ -1,4 +1,4 @@
-"""`Grader`: a helper model that scores an answer, or ranks several. In: texts. Out: `Grade`s.
+"""`Grader`: a helper model that scores an answer, or ranks several, by a prompt made from a `Template`.
 
 If the model's answer isn't a score within the scale or a complete ranking, it is asked again; after the last retry that
 is an error.

@@ -1,4 +1,4 @@
-"""`BaseTaskReader`: where tasks come from. Derive your own source from it (`type: path.py->MyReader`)."""
+"""`BaseTaskReader`: where tasks come from, and `build_reader`, which makes the one that a config names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`AgentWorkflow`: runs the ready agent of `rollout.agent` as the episode's workflow.
+"""`load_workflow`: the user's workflow, or one that runs a ready agent (`AgentWorkflow`) or a program (`CliWorkflow`).
 
 The reward is the judge's. Without a judge it is, in this order, the environment's, what the agent itself says (its
 tests, for example), 1.0 or 0.0 by comparing the answer with the task's `answer`, or the sum of what its tools gave;

@@ -1,4 +1,5 @@
-"""`ending_of`: pure rules that turn what is known about an attempt into its status, reward and failure.
+"""`ending_of`: from what is known about an attempt to its status, reward and failure; `LateJudge`: rewards that come
+later.
 
 An *outcome* is the model's own doing (a reply cut off at its maximum length, a context overflow, too many steps,
 abnormal output): `ajet.failure_reward` says what the episode gets, whether or not the workflow caught the error. A

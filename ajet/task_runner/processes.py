@@ -1,4 +1,4 @@
-"""`ProcessRunner`: attempts in worker processes of a fork server. Lives on the service loop.
+"""`ProcessRunner`: attempts in worker processes, each forked from a server that has imported the user's code.
 
 This is `wrapper_type: multi-processing`. `fork_server.py` is a small process that imports the user's code once and
 forks a worker for each attempt; it never imports torch, has one thread and holds no model. `worker.py` is what a worker

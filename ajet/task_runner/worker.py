@@ -1,4 +1,4 @@
-"""What a worker process does after the fork: run one workflow and the judge, then exit.
+"""What runs after a fork: `ForkServer`, which forks, and `run_worker`, which runs one workflow and its judge.
 
 Its channel carries one JSON object per line. The worker receives the task, asks for access to the model once its
 workflow exists, asks how the episode ended if the workflow raised, reports when judging begins and what its

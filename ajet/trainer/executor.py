@@ -1,5 +1,4 @@
-"""Which executor trains this model: chosen once, by comparing on the first batch. What differs is not used, and the log
-says why: a slower way is never a wrong one."""
+"""How a batch is computed: packs by a cost model, trees or rows, compiled or not; each checked on the first batch."""
 
 from __future__ import annotations
 

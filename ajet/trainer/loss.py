@@ -1,4 +1,5 @@
-"""The loss of trained tokens, given their logprobs: one formula for every layout, over edges rather than rows or trees.
+"""The loss of trained tokens, its divergence from a reference, and the correction for another sampler: one formula
+for every layout, over edges rather than rows or trees.
 
 The loss is the sum over entries of weight x token loss (weights: `ajet.trainer.credit`), so the losses
 of several packs add up, and so do their gradients.

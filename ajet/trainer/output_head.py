@@ -1,5 +1,4 @@
-"""What a causal model does after its last layer, for some positions at a time: the projection to the vocabulary, and
-whatever follows it (a soft cap, a factor).
+"""What a model does after its last layer, for some positions at a time: in chunks, or by Liger's fused kernel.
 
 A matrix of all tokens by the whole vocabulary is often larger than the model. `HiddenStates` keeps what the last layer
 gave and computes the logits of any positions from it, through the model's own forward pass: no code per model.

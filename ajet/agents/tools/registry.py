@@ -1,4 +1,5 @@
-"""`ToolRegistry`: tools by name, and `make_tools`, which turns the entries of a YAML list into tools.
+"""`ToolRegistry`: tools by name; `make_tools` makes those of a YAML list, those of LangChain and AgentScope among
+them.
 
 An entry is a registered name (`calculator`), a name with options (`{bash: {timeout: 20}}`), `module->object` or
 `file.py->object` (a tool, a class of tools, or a function), or `{mcp: {…}}`.

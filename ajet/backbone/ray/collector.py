@@ -1,4 +1,4 @@
-"""`EpisodeCollector`: the one process that sees every episode of a run. A Ray actor on the head node.
+"""`EpisodeCollector`: the one process that sees every episode of a run; `GroupRunner` brings them to it.
 
 Workers bring groups as they end. When a step's batch is complete, its episodes get their credit, are recorded for the
 viewer, and become the step's metrics, under the names that every backbone shares.

@@ -1,4 +1,4 @@
-"""The driver's process, watched: started, listened to, and ended with everything that it started.
+"""The driver's process, watched: started, listened to, and ended with everything it started; and why it failed.
 
 Its metrics are passed on as they are written. Its death or its silence becomes our error, with the last one in its log.
 """

@@ -1,4 +1,4 @@
-"""`LitAgentRunner`: executes the rollouts of a store with an agent, in this process."""
+"""`LitAgentRunner` and `Trainer`: execute the rollouts of a store with an agent; and the tracers they take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`VllmServer`: one vLLM server that we start, ask for its health, and stop with everything it started.
+"""`VllmServer`: one vLLM server that we start, ask for its health, and stop; `VllmSettings`, `WeightFolders`.
 
 `VllmSettings` is how: settings, command-line arguments, environment.
 """

@@ -1,4 +1,4 @@
-"""`command_line`: what bubblewrap is started with, and `probe`: whether it can make namespaces on this machine.
+"""How bubblewrap is started (`command_line`), what this machine lets it do (`probe`), and its control channel.
 
 As root, the first process inside stays root, without any other privilege, and runs commands as a user that exists
 nowhere else. Otherwise, commands run in a user namespace, as the user that runs ajet.

@@ -1,4 +1,4 @@
-"""`Cgroup`: the kernel's own account of a sandbox's memory, processes and CPU time, where it can be written.
+"""What the kernel enforces around a sandbox: `Cgroup` limits its resources, `seccomp_filter` its system calls.
 
 A sandbox's group lies below this process's own, so it never gets more than this process has. Version 1 (a folder per
 controller) and 2 are both read. Where no group can be made, `Cgroup.create` returns None, and the sandbox falls back to

@@ -1,4 +1,4 @@
-"""`Cluster`: the few requests to a Kubernetes API server that a sandbox needs, through `kubernetes_asyncio`.
+"""`Cluster`: the few requests to a Kubernetes API server that a sandbox needs, and the pod that it asks for.
 
 What the server refuses, and a server that isn't there, is a `SandboxError` that says which request it was.
 """

@@ -1,4 +1,4 @@
-"""`open_sandbox`: a sandbox of the kind that the settings name."""
+"""`open_sandbox`: a sandbox of the kind that the settings name, on the sandboxes' thread; `fresh_copy` of a result."""
 
 from __future__ import annotations
 

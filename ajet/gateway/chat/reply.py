@@ -1,6 +1,4 @@
-"""`ReplyReader`: parses one reply while it is generated. Token ids become text, text becomes deltas, and at the end
-comes the whole reply. Only text that later tokens can't change is emitted early.
-"""
+"""`ReplyReader`: parses one reply while it is generated; `ResponseFormat`: whether it has the form asked for."""
 
 from __future__ import annotations
 

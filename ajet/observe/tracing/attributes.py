@@ -1,4 +1,4 @@
-"""Attributes: the names that emitters write and readers look for, by agent-lightning's conventions; values as JSON.
+"""Attributes of spans: their names, values as JSON, and the rewards and messages that readers find in them.
 
 `plain` turns any Python value into JSON, `flat` nested mappings into dotted names, `bounded` limits a span's size.
 `by_our_clock` corrects the times of another machine's spans, as far as its clock is known.

@@ -1,4 +1,4 @@
-"""`SpanSender`: sends spans to an OTLP endpoint from a thread of its own, in batches.
+"""`SpanSender`: sends spans to an OTLP endpoint from a thread of its own; `episode_spans`: an episode as spans.
 
 Adding a span never waits and never raises. If the endpoint is gone, the spans are lost, and one warning says so.
 """

@@ -1,4 +1,4 @@
-"""`Data`: the JSON that the viewer's scripts fetch, and the files that readers download.
+"""`Data`: the JSON that the viewer's scripts fetch, the queries that ask for it, and the files that readers download.
 
 A URL's query becomes an `EpisodeQuery` or a `TaskQuery`. CSV files and reward histograms are made here, too. Handlers
 are plain functions that run on worker threads, so a slow query doesn't hold up other pages.

@@ -1,4 +1,4 @@
-"""`Pages`: the viewer's HTML pages. The templates escape all text; the pages' scripts fetch the data.
+"""`Pages`: the viewer's HTML pages and notes, and `Gate`, which decides who may see them.
 
 `Gate` lets only those in who have the link or the password (`Access`). `NotesApi` is the one part that writes.
 """

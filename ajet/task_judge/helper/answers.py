@@ -1,5 +1,4 @@
-"""`AnswerCache`: keeps a helper model's answers on disk, by the content of the question. Any thread and process may use
-it.
+"""What is kept of a helper model's answers: `AnswerCache` on disk, and `NearDuplicates` among texts.
 
 A damaged file is moved aside with a warning, and its questions are asked again.
 """

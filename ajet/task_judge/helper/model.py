@@ -1,4 +1,5 @@
-"""`HelperModel`: a model at an OpenAI-compatible endpoint that supports the run and isn't trained.
+"""`HelperModel`: a model at an OpenAI-compatible endpoint that isn't trained; `Asker` asks until the answer can be
+used.
 
 For readers, judges and prompt proposers: `await HelperModel.from_config(config).complete(messages)`, within the budget
 that `ajet.helper` sets. Agents whose target isn't trained get its endpoint alone; the budget doesn't count their calls.

@@ -1,5 +1,4 @@
-"""`Connection`: how one agent reaches its model. Within the process that runs the episode, by function calls dressed as
-an HTTP transport, so that the official clients work without a socket; from any other process, over HTTP.
+"""`Connection`: how one agent reaches its model: by function calls in this process, or over HTTP from another one.
 
 OpenAI's and Anthropic's Python clients are built on `httpx` or, in newer versions, on its successor `httpx2`; the
 transports are made for the one that the client at hand uses.

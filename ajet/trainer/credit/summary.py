@@ -1,4 +1,4 @@
-"""What credit needs to know about an episode: small, without tokens, the same for every backbone.
+"""What credit needs to know about an episode, without tokens: `EpisodeSummary`, and the returns of its calls.
 
 In: an `Episode`. Out: an `EpisodeSummary` of plain numbers and strings, which can go to another process as JSON.
 """

@@ -1,4 +1,4 @@
-"""How much each trained token counts: the loss is the sum over tokens of weight x token loss.
+"""How much each trained token counts, and the mini-batches of a step: the loss is the sum of weight x token loss.
 
 Weights depend only on the batch's episodes, never on how an episode was split into calls, rows or packs.
 """

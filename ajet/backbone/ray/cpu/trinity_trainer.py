@@ -1,4 +1,4 @@
-"""The embedded trainer as Trinity's train engine, on the CPU.
+"""The embedded trainer and engine as Trinity's, on the CPU.
 
 It trains what comes through Trinity's buffer: the experiences of an episode become a call tree with a path for each,
 their tokens, masks, logprobs and credit unchanged.

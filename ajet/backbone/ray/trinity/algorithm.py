@@ -1,4 +1,4 @@
-"""Our algorithm for Trinity: the embedded trainer's losses in the form that Trinity's trainer calls.
+"""Our algorithm for Trinity: losses in the form that its trainer calls, credit for its pipeline, and whole batches.
 
 Each token comes with its advantage and its weight; the loss, its KL and entropy terms included, is a sum over tokens,
 whatever rows or micro-batches they came in, so it has the embedded trainer's gradient. The ratio is to the policy that

@@ -1,4 +1,4 @@
-"""`EpisodeHost`: with `wrapper_type: remote`, the Ray actor that serves episodes to external runners.
+"""Trinity's actors as ours: the explorer and trainer, their engine, and `EpisodeHost`, which serves external runners.
 
 Trinity runs its workflows in several processes; runners connect to one address. So each of those processes hands its
 groups to the host, on the head node, and gets them back when they have ended.

@@ -1,4 +1,4 @@
-"""`GroupWorkflow`: Trinity's workflow that runs a whole group of our episodes, and answers with their experiences.
+"""`GroupWorkflow`: runs a whole group of our episodes as one of Trinity's workflows; `TrinityTaskReader` feeds it.
 
 Trinity lets a workflow repeat its task by itself, so one call is one group: retries, refilling and dynamic rollout are
 our pool's, as with every backbone.

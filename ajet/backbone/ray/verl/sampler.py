@@ -1,4 +1,4 @@
-"""`EpisodeSampler`: verl's replay buffer, with our credit, in the process of verl's trainer.
+"""`EpisodeSampler`: verl's replay buffer with our credit, and `TaskDataset`, the tasks in verl's form.
 
 When the groups of a step are complete, the credit of all their episodes is computed at once: advantages are written
 where verl looks for rewards, weights beside them. Groups that teach nothing leave the batch. What is left is laid out,

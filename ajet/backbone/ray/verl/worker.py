@@ -1,4 +1,4 @@
-"""`EpisodeWorker`: a Ray actor that runs our pool on the prompts verl sends it, and answers with rows.
+"""`EpisodeWorker`: a Ray actor that runs our pool on verl's prompts; `EpisodeManager` hands them out.
 
 Each worker has a runtime of its own and its share of `rollout.max_env_worker`. Nothing here decides what is trained:
 groups, retries and failures are the pool's, credit is the trainer process's.
