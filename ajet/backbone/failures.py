@@ -162,7 +162,7 @@ class FailureWatch:
         without a model call teach nothing."""
         self._max_error_share = config.ajet.task_judge.max_error_share
         self._calls = ModelCallWatch(config) if trains else None
-        self._told = not trains
+        self._warned = not trains
 
     def look_at_groups(self, when: str, groups: Sequence[EpisodeGroup]) -> None:
         """`look_at` for all episodes of these groups."""
@@ -191,9 +191,9 @@ class FailureWatch:
 
     def _warn_of_drops(self, when: str, counted: Sequence[Episode]) -> None:
         dropped = [(key, episode) for episode in counted if (key := dropped_by(episode)) is not None]
-        if self._told or len(dropped) <= MANY_DROPPED * len(counted):
+        if self._warned or len(dropped) <= MANY_DROPPED * len(counted):
             return
-        self._told = True
+        self._warned = True
         kinds = Counter((key, episode.failure.kind if episode.failure else "unknown") for key, episode in dropped)
         (key, kind), count = kinds.most_common(1)[0]
         log.warning(
@@ -221,7 +221,7 @@ class GapWatch:
 
     def __init__(self, dtype: str, rope: str | None = None) -> None:
         """`dtype`: what the trainer computes in. `rope`: a rotary embedding that depends on the length of a row."""
-        self._told = dtype != "float32"  # then rounding may explain any gap
+        self._warned = dtype != "float32"  # then rounding may explain any gap
         self._cause = "the engine has other weights, another number format or another implementation of the model"
         if rope is not None:
             self._cause = (
@@ -233,9 +233,9 @@ class GapWatch:
         """Warn once if rounding can't be why the trainer's log-probabilities differ from the engine's."""
         name = next((name for name in GAP_METRICS if name in metrics), None)
         older = metrics.get("train/staleness/max", metrics.get("train/staleness", 0.0)) > 0  # which explains a gap
-        if self._told or older or name is None or not metrics[name] > GAP:
+        if self._warned or older or name is None or not metrics[name] > GAP:
             return
-        self._told = True
+        self._warned = True
         log.warning(
             "step %d: the trainer's probability of some token differs from the engine's by %.2g (%s), far more than "
             "rounding in float32. Most likely %s. The updates are off by as much",

@@ -12,9 +12,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.config.kinds import JUDGES
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.task_judge.base_judge import RESERVED_PARTS, BaseJudge, Judgement, Later, Reward, ask_judge, validate_reward
+from ajet.task_judge.base_judge import (
+    RESERVED_PARTS,
+    BaseJudge,
+    Judgement,
+    Later,
+    Reward,
+    ask_judge,
+    build_judge,
+    import_judge,
+    validate_reward,
+)
 from ajet.task_judge.group_judge import GroupJudge, JudgedEpisode
 
 if TYPE_CHECKING:
@@ -22,7 +33,8 @@ if TYPE_CHECKING:
 
 KEY = "ajet.task_judge.parts"
 BLOCKS = ("llm_judge", "rubrics_auto_grader", "openjudge")
-KINDS = (*BLOCKS, "tests")
+"""Judges whose settings a part may have in place of the common ones."""
+KINDS = tuple(kind for kind in JUDGES if kind != "composite")
 
 
 class CompositeJudge(GroupJudge):
@@ -117,8 +129,6 @@ async def _rewards(part: GroupJudge, episodes: list[JudgedEpisode]) -> list[Judg
 
 def _judge_of(name: str, config: Config, base_dirs: Sequence[Path]) -> BaseJudge:
     """Build a part's judge, with the part's own block in place of the common one."""
-    from ajet.task_judge.base_judge import build_judge, import_judge
-
     part = config.ajet.task_judge.parts[name]
     key = f"{KEY}.{name}.judge"
     section = config.ajet.task_judge.model_copy(

@@ -41,7 +41,7 @@ class TaskRunner:
         self.program = agent.program or "the program" if agent is not None and agent.type == "cli" else None
         """An agent that is a program: one that never calls the model has failed, whatever else it did."""
         self.late_judge = late_judge
-        self._unjudged_told = False
+        self._warned_of_unjudged = False
         self._retries = config.rollout.episode_retries
         if config.task_runner.wrapper_type == "outside":
             self._retries = 0  # whoever began the episode would have to begin another
@@ -78,9 +78,9 @@ class TaskRunner:
 
     def note_unjudged(self, failure: Failure) -> None:
         """The judge could give no reward to an episode that ended early: say so, once."""
-        if self._unjudged_told:
+        if self._warned_of_unjudged:
             return
-        self._unjudged_told = True
+        self._warned_of_unjudged = True
         otherwise = self.rules.otherwise
         log.warning(
             "the judge can't judge an episode that the model ended early (%s: %s), so such episodes %s "

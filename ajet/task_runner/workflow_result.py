@@ -28,7 +28,7 @@ log = logging.getLogger("ajet.task_runner")
 class EmittedSpans:
     """Used where user code runs. Until `begin`, nothing is recorded."""
 
-    _told = False
+    _warned = False
 
     def __init__(self) -> None:
         self._recording: Recording | None = None
@@ -61,8 +61,8 @@ class EmittedSpans:
                 result.reward_parts = dict(emitted.dimensions)
                 result.reward_weights = {name: 0.0 for name in emitted.dimensions}
                 result.reward_weights[next(iter(emitted.dimensions))] = 1.0
-        elif result.reward != emitted.value and not EmittedSpans._told:
-            EmittedSpans._told = True
+        elif result.reward != emitted.value and not EmittedSpans._warned:
+            EmittedSpans._warned = True
             log.warning(
                 "a workflow returned the reward %s and emitted %s: what is returned counts (said once)",
                 *(result.reward, emitted.value),

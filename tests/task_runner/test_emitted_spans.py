@@ -99,7 +99,7 @@ def test_what_a_plain_function_returns_beats_what_it_emits(tmp_path: Path, caplo
 
     from ajet.task_runner.workflow_result import EmittedSpans
 
-    EmittedSpans._told = False
+    EmittedSpans._warned = False
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
     assert "returned the reward 1.0 and emitted 0.5: what is returned counts" in caplog.text
