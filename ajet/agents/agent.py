@@ -162,7 +162,7 @@ class Agent:
         return Toolset(tools, run.context, output_chars=self.limits.max_output_chars)
 
     async def _loop(self, run: AgentRun, messages: Sequence[Message]) -> None:
-        """From the first message until something ends it."""
+        """Run the agent, from the first message until something ends it."""
         try:
             async with asyncio.timeout(run.seconds_left) as deadline:
                 await self.begin(run, messages)

@@ -28,9 +28,9 @@ from ajet.schema.task import Task, WorkflowTask
 from ajet.schema.trajectory import StopReason, Trajectory, file_name, read_trajectory, write_end, write_trajectory
 
 FINISHED = "finished"
-"""In a trajectory's metadata: nothing more is to be done for it."""
+"""The key in a trajectory's metadata that marks it as complete."""
 MADE_WITH = "made_with"
-"""In a trajectory's metadata: digests of all that the result depends on, by name."""
+"""The key in a trajectory's metadata for the digests of everything its result depends on, by name."""
 GIVE_UP_AFTER = 8
 """So many failed runs without any other: the model's server is down, or a tool never opens."""
 
@@ -44,7 +44,7 @@ class BatchError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Of a million tokens."""
+    """Prices of a million tokens."""
 
     input: float = 0.0
     output: float = 0.0
@@ -74,7 +74,7 @@ class Batch:
     prices: Prices = Prices()
     model_name: str = ""
     on_end: Callable[[Trajectory], object] = lambda trajectory: None
-    """Told of each trajectory that ends, those of earlier runs of the batch included."""
+    """Called with each trajectory that ends, including those of earlier runs of the batch."""
     sandbox: SandboxSettings | None = None
     """Each run has one of its own. None: there is none."""
 

@@ -24,7 +24,7 @@ class AgentLimits:
     """Tokens of all replies together."""
     max_seconds: float | None = None
     max_output_chars: int = 20_000
-    """Of one tool call's output, as the model sees it."""
+    """The limit for one tool call's output, as the model sees it."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -37,7 +37,7 @@ class AgentLimits:
 
 WhenFull = Literal["drop", "summarise", "stop"]
 FULL_SHARE = 0.8
-"""Of the window: the rest is for the reply and for the error of the estimate."""
+"""The usable share of the window: the rest is for the reply and for the error of the estimate."""
 ROOM_SHARE = 0.5
 """Down to which share of the window old tool output is dropped: dropping a little each time would make each call a
 branch of its own, which no engine can reuse."""

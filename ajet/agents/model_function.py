@@ -68,7 +68,7 @@ class AgentReply:
     calls: tuple[ToolCall, ...] = ()
     answer: str | None = None
     problem: str = ""
-    """What the model is told if its reply can't be read: what was expected, and how to write it."""
+    """The message to the model if its reply can't be parsed: what was expected, and how to write it."""
 
 
 def joined_text(content: Any) -> Any:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ajet.agents.tools.tool import ToolContext
 
 TOKENS_PER_CHARACTER = 0.3
-"""Of plain text. Digits and characters beyond ASCII count as a token each, as with most tokenizers."""
+"""An estimate for plain text. Digits and characters beyond ASCII count as a token each, as with most tokenizers."""
 _WHOLE = re.compile(r"[0-9]|[^\x00-\x7f]")
 
 OnStep = Callable[[TrajectoryStep], object]
@@ -62,7 +62,7 @@ class AgentRun:
         self.messages: list[Message] = []
         """The conversation, as the next call sends it."""
         self.state: dict[str, Any] = {}
-        """For what an agent of your own remembers during a run."""
+        """Free for your own agent's state during a run."""
         self.asking = False
         """Whether a model call is under way: if it raises, the model is to blame."""
         self._sent = 0
@@ -186,7 +186,7 @@ ACT = {
         "additionalProperties": False,
     },
 }
-"""For agents that may only call tools, in worlds that offer none."""
+"""A tool for agents that can only call tools, in environments that offer none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class World(Protocol):
 
     @property
     def beginning(self) -> str:
-        """What the agent is told after its task. Empty: the task says it."""
+        """A message to the agent after its task. Empty: the task itself says it."""
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:

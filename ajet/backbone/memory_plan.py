@@ -26,9 +26,10 @@ GIB = 1024**3
 WIDTH = 80
 """Columns of the table."""
 PROGRAM_BYTES = int(0.8 * GIB)
-"""Of the interpreter with PyTorch and transformers imported, in main memory."""
+"""Main memory of the interpreter with PyTorch and transformers imported."""
 CUDA_BYTES = int(1.5 * GIB)
-"""Of CUDA's context, its libraries' workspaces, and what the allocator can't use. Not yet measured on a GPU."""
+"""GPU memory of CUDA's context and its libraries' workspaces, and what the allocator can't use. Not yet measured on a
+GPU."""
 VERL_SHARE = 0.5
 """verl's own default of `gpu_memory_utilization`."""
 VERL_LOGITS_BYTES = 10

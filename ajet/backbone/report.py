@@ -162,7 +162,7 @@ def write_plot(steps: list[dict[str, Any]], path: Path, title: str) -> Path | No
 
 
 def _thinned(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most `ROWS` of the steps, including the first and the last."""
+    """Select at most `ROWS` of the steps, including the first and the last."""
     if len(steps) <= ROWS:
         return steps
     return [steps[round(index * (len(steps) - 1) / (ROWS - 1))] for index in range(ROWS)]

@@ -31,7 +31,7 @@ KL_TYPES = {
 
 CLIP_RANGE = (0.2, 0.28)
 GSPO_CLIP_RANGE = (3e-4, 4e-4)
-"""Of GSPO's paper: the ratio of a trajectory is a mean over its tokens, so it hardly moves."""
+"""From GSPO's paper: the ratio of a trajectory is a mean over its tokens, so it hardly moves."""
 
 FULL_LR = 1e-6
 LORA_LR = 1e-5

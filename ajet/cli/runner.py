@@ -169,7 +169,7 @@ class _Runner:
 
 
 LOOK_S = 0.5
-"""How often it is looked whether somebody wants the runners to stop."""
+"""The interval at which the runner checks whether it should stop."""
 ANSWER_S = 10.0
 """How long an actor may take to answer. One that doesn't has found no room yet, or its node is gone."""
 

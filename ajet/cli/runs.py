@@ -18,7 +18,7 @@ GAP = "  "
 LEAST = 8
 """Columns are cut no shorter than this."""
 COLOURS = {"running": "36", "completed": "32", "failed": "31", "killed": "31", "interrupted": "33"}
-"""Of cells that name a status."""
+"""The colours of status cells."""
 
 
 def print_table(

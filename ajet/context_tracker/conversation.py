@@ -194,7 +194,7 @@ class CallRecord:
     prompt: Node
     kwargs_key: str
     shape: Skeleton
-    """Of the history that it was asked with."""
+    """The shape of the history to which it was sampled."""
     audit: Audit
     prompt_ids: list[int]
     """Empty once the reply has come."""
@@ -377,7 +377,7 @@ class MessageCalls:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self._known: list[list[Any]] = []
-        """Of each call, its messages and its reply."""
+        """The messages and the reply of each call."""
 
     def add(
         self,

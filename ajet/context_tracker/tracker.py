@@ -74,7 +74,7 @@ class ContextTracker:
         self.settings = settings
         self._started = time.monotonic()
         self.began = time.time()
-        """In seconds since 1970; calls count their times from here."""
+        """Unix time; calls count their times from here."""
         self._clock = 0
         self._records: list[CallRecord] = []
         self._by_id: dict[str, CallRecord] = {}

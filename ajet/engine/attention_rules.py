@@ -97,7 +97,7 @@ class Rule(NamedTuple):
 
     @classmethod
     def of(cls, visibility: Visibility, scale: float | None, options: dict[str, Any]) -> Rule:
-        """From what a model passes to its attention function."""
+        """Read the rule from the arguments that a model passes to its attention function."""
         if options.get("position_bias") is not None:
             raise UnsupportedAttentionError("a bias that depends on the distance of two tokens")
         return cls(visibility, scale, options.get("softcap"), options.get("s_aux"))
@@ -127,7 +127,8 @@ class LayerShape(NamedTuple):
 def visibility_of_mask(
     *, mask_function: Callable[..., Any], config: Any = None, local_size: int | None = None, **_other: Any
 ) -> Visibility:
-    """In place of a mask, which rule it follows: transformers calls this for each kind of mask that a model needs."""
+    """Return the rule of a mask instead of the mask itself. transformers calls this for each kind of mask that a model
+    needs."""
     named = [getattr(config, key, None) for key in WINDOW_KEYS]
     sizes = [size for size in (local_size, *named) if isinstance(size, int) and size > 0]
     device = _other.get("device")

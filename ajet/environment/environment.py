@@ -95,7 +95,7 @@ def checked_reward(value: Any, where: str, fault: type[EnvironmentFault] = Envir
 
 
 NOTHING_OBSERVED = "(The environment answered with nothing.)"
-"""What an agent is told in place of an empty observation: an empty message helps no model."""
+"""The message that replaces an empty observation: an empty message helps no model."""
 
 
 def action_message(action: Action) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class InstanceLimits:
     step_s: float = 300.0
     """One request to an environment."""
     memory_bytes: int = 4 * 1024**3
-    """Of each process. 0: no limit."""
+    """The memory limit of each process. 0: no limit."""
 
 
 @dataclass(slots=True)
@@ -215,7 +215,7 @@ class Instances:
     def _forget_task(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # somebody may have stopped waiting for it
+            task.exception()  # the waiting request may have been cancelled
 
     async def _exchange(self, instance: _Instance, request: dict[str, Any], instance_id: str) -> Any:
         loop = asyncio.get_running_loop()

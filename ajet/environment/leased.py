@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 OnEvent = Callable[[EnvironmentEvent], None]
 
 KEPT_EVENTS = 1000
-"""Of an episode's events, how many are recorded; the rest is counted."""
+"""How many events of an episode are recorded; the rest are counted."""
 KEPT_CHARS = 500
-"""Of an action or observation, how much is recorded: enough to recognise it. The calls hold the whole text."""
+"""How much of an action or observation is recorded: enough to recognise it. The calls hold the whole text."""
 
 
 class LeasedEnvironment:

@@ -47,7 +47,7 @@ def action_fields(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_action(schema: Mapping[str, Any]) -> str:
-    """In words: one field is answered by its value alone."""
+    """Describe an action in words. If it has one field, its value alone is an answer."""
     fields = action_fields(schema)
     if len(fields) == 1:
         ((name, field),) = fields.items()

@@ -50,7 +50,7 @@ def count(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """Of 1, without the space that would split the column."""
+    """Format a share of 1, without the space that would split the column."""
     return f"{value:.0%}"
 
 
@@ -272,7 +272,7 @@ class _ResizedRender(LiveRender):
         super().__init__(renderable)
         self._terminal = console
         self._lengths: list[int] = []
-        """Of each line drawn last."""
+        """The lengths of the lines drawn last."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         self._lengths = [0]

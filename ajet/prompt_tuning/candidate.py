@@ -41,7 +41,7 @@ class Candidate:
 
     @property
     def version(self) -> str:
-        """Of the templates' content, as episodes record it."""
+        """The version of the templates' content, as episodes record it."""
         return self.prompts.version
 
     @property

@@ -41,7 +41,7 @@ class GEPA:
     selection: Selection = "pareto"
     perfect_score: float = 1.0
     in_turn: bool = False
-    """Of several templates, one changes in each iteration; else all."""
+    """Whether only one of several templates changes in each iteration."""
     rounds: int = 30
 
     def least_episodes(self, sizes: Sizes) -> int:
@@ -254,7 +254,7 @@ class SearchAdapter:
 
 
 class _Log:
-    """What the package says is for whoever looks for it."""
+    """Writes the package's messages to the debug log."""
 
     def log(self, message: str) -> None:
         log.debug("%s", message)

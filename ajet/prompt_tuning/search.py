@@ -107,11 +107,11 @@ class Search:
         self.refused = 0
         """Questions of this round whose answer was refused, or that failed."""
         self.refused_in_all = 0
-        """Of all rounds since the start or the resume."""
+        """The count over all rounds since the start or the resume."""
         self.states: list[dict[str, Any]] = []
         """What was passed to `end_round`, round by round, before and after a resume."""
         self.trials: list[Trial] = []
-        """Of this round."""
+        """The trials of this round."""
         self._evaluate, self._proposer, self._journal = evaluate, proposer, journal
         self._tune, self._checks, self._retries = tune, checks or Checks(start), retries
         self._on_round = on_round

@@ -163,7 +163,7 @@ class Retention:
     keep_seconds: float | None = None
     """After their end."""
     keep_bytes: int | None = None
-    """Of inputs, results and spans."""
+    """The limit for inputs, results and spans together."""
 
 
 class DatabaseStore(RolloutStore):

@@ -173,7 +173,7 @@ class Statistics(Struct, frozen=True, kw_only=True):
     workers: dict[str, int]
     """By status."""
     stored_bytes: int
-    """Of inputs, results and spans."""
+    """The size of inputs, results and spans together."""
 
 
 class ProtocolInfo(Struct, frozen=True, kw_only=True):

@@ -38,7 +38,7 @@ PROTOCOL = 2
 control key, and spans leave out what has its default."""
 MAX_BATCH = 10_000
 MAX_WAIT_S = 60.0
-"""Of one request. Clients that wait longer ask again."""
+"""The longest wait of one request. Clients that wait longer repeat it."""
 
 Ids = Annotated[list[KnownId], Meta(max_length=MAX_BATCH)]
 Limit = Annotated[int, Meta(ge=1, le=MAX_BATCH)]

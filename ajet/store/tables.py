@@ -129,7 +129,7 @@ class Tables:
         locks and joins may see a new rollout with its old attempt."""
         sql = f"SELECT queue FROM rollout WHERE rollout_id IN ({_marks(rollout_ids)}) ORDER BY rollout_id"
         locked = self._db.rows(sql + self._db.for_update, rollout_ids)
-        # a claim meanwhile passes over these: if they are still queued afterwards, somebody has to look again
+        # a claim meanwhile passes over these: if they are still queued afterwards, the waiting claims must look again
         self.events.queued += sum(queue is not None for (queue,) in locked)
 
     def head_of_queue(self, limit: int) -> list[Stored]:

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 2048
 ACCEPT_AGAIN_S = 0.25
 MAX_UNAUTHENTICATED_BODY = 65_536
-"""Of a request that needs no key: a sign-in, say."""
+"""The limit for a request that needs no key, for example a sign-in."""
 FREE_BYTES = 65_536
 """A body may grow to this even while others fill the memory for bodies."""
 

@@ -78,7 +78,7 @@ def main() -> None:
         try:
             sys.stdout.buffer.write(json.dumps(said).encode() + b"\n")
             sys.stdout.buffer.flush()
-        except BrokenPipeError:  # whoever asked was killed
+        except BrokenPipeError:  # the asking process was killed
             os._exit(0)  # what is still buffered would be tried, and complained about, once more
 
 

@@ -251,7 +251,7 @@ def die_with(parent: int) -> None:
 
 
 def ending_with_us(command: list[str]) -> list[str]:
-    """For another's program: the same command, as one that also gets SIGTERM when the thread that starts it is gone."""
+    """Wrap an external program's command, so that it gets SIGTERM when the thread that started it is gone."""
     return [sys.executable, "-c", _BECOME, *command]
 
 
@@ -313,7 +313,7 @@ class ChildProcess:
         return answer
 
     def kill(self) -> None:
-        """From any thread: whoever asks it gets a ConnectionError."""
+        """Kill it, from any thread. A pending `ask` raises ConnectionError."""
         self._child.kill()
 
     def end(self) -> None:

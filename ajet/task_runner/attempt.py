@@ -39,7 +39,7 @@ class WorkflowAttempt:
     step: int = 0
     """The training step. Together with the seed, it decides which tokens are sampled."""
     occurrence: int = 0
-    """Of the groups of its task in the step, which one it belongs to."""
+    """The index of its group among its task's groups in the step."""
     validation: bool = False
     trainable_targets: tuple[str, ...] = ()
     deadline_s: float | None = None

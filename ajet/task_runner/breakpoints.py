@@ -147,7 +147,7 @@ def _split(tags: str) -> list[str]:
 
 
 _FILES = 2000
-"""More files than this are somebody's home directory, not a project."""
+"""A folder with more files than this is a home directory rather than a project."""
 _NO_SOURCES = frozenset({"node_modules", "saved_experiments", "site-packages", "__pycache__"})
 _NOT_OURS = frozenset({"pyvenv.cfg", "config.resolved.yaml"})
 """Files that mark a virtual environment, and an experiment's folder with its copies of the sources."""
@@ -160,7 +160,7 @@ class FoundBreakpoints:
     """What is in the sources."""
 
     tags: set[str] = field(default_factory=set)
-    """Of `bp("TAG")`."""
+    """The tags of `bp("TAG")`."""
     stops: list[str] = field(default_factory=list)
     """`agent.py:12` for each `breakpoint()` or `pdb.set_trace()`."""
     complete: bool = True

@@ -47,7 +47,7 @@ class OutsideRunner:
         return self._keys[episode_id]
 
     async def ready(self) -> None:
-        """Whoever begins an episode is ready."""
+        """Nothing to wait for: a program that begins an episode is ready."""
 
     def begin(self, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly) -> RunningAttempt:
         attempt = OutsideAttempt(self, workflow_task, open_session, ended_early)
@@ -110,7 +110,7 @@ KEY_VARIABLE = "AJET_SERVICE_KEY"
 """It holds the key with which programs begin episodes."""
 SHORTEST_KEY = 16
 PATIENCE_GROUPS = 16
-"""As many episodes as so many groups have may end without a complete one before the user is told."""
+"""After the episodes of so many groups have ended without completing one, the user is warned."""
 LONGEST_ID = 200
 """Characters of a task's id."""
 NO_TASK = "outside"
@@ -162,7 +162,7 @@ class ExternalEpisodes:
         self._step = 1
         self._error: UserError | None = None
         self._fruitless = 0
-        """Episodes that have ended since a group was complete, or since somebody was told of them."""
+        """Episodes that have ended since the last complete group or warning."""
 
     def say_how(self, base_url: str) -> None:
         """Tell the user how programs begin episodes."""
@@ -282,10 +282,10 @@ class ExternalEpisodes:
             self._fruitless = 0
             await self._complete(work.task_id, members)
         else:
-            self._tell_if_fruitless(episode)
+            self._warn_if_fruitless(episode)
 
-    def _tell_if_fruitless(self, last: Episode) -> None:
-        """Training waits for groups, so whoever waits in vain has to hear why."""
+    def _warn_if_fruitless(self, last: Episode) -> None:
+        """Warn if many episodes have ended without completing a group, because training waits for groups."""
         self._fruitless += 1
         if self._fruitless < PATIENCE_GROUPS * self._size:
             return

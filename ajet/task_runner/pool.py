@@ -57,7 +57,7 @@ class RolloutPool:
         self.parallel = 1 if debugging() else parallel or self._rollout.max_env_worker
         self._slots = asyncio.Semaphore(self.parallel)
         self._stops: dict[str, asyncio.Event] = {}
-        """By episode, running or waiting. The episodes of a group share one."""
+        """The stop signals by episode, running or waiting. The episodes of a group share one."""
 
     async def run_episode(
         self,
@@ -295,7 +295,7 @@ class _Group:
         return self._group()
 
     async def _judge(self) -> None:
-        """Rewards that are still to come. Nobody is asked once somebody ends the run."""
+        """Settle the rewards that are still missing. No judge is asked once the run is being ended."""
         chosen = [] if self.cancelled and not self._decided else self._chosen()
         others = [episode for episode in self.played if not any(episode is one for one in chosen)]
         await self.pool.settle_group(f"group {self.place.group_id}", chosen, others)
@@ -344,7 +344,7 @@ class _Group:
     def _is_decided(self, started: int, running: Collection[int]) -> bool:
         """Nothing that still runs can change what is trained."""
         if self.cancelled:
-            return True  # somebody ends the run
+            return True  # the run is being ended
         chosen = self._chosen()
         if len(chosen) < self.plan.size:  # hopeless, if faults can't be replaced any more
             possible = _usable(chosen) + len(running) + max(0, self._replaceable(started))

@@ -27,7 +27,7 @@ ISOLATION = "ajet.task_runner.wrapper_type: multi-processing gives each workflow
 
 
 class ProcessState:
-    """As it was when it was made."""
+    """A process's state at the time this object was created."""
 
     def __init__(self) -> None:
         self._folder = _working_folder()

@@ -46,7 +46,7 @@ STDERR_KEPT = 16 * 1024
 EXIT_NOTICE_S = 2.0
 """How long to wait for a worker's exit status after its channel has closed."""
 MOST_EVENTS = 10_000
-"""Of an environment, from a worker: more than an honest one sends."""
+"""The most environment events accepted from a worker: more than an honest one sends."""
 DUMP_S = 0.1
 """How long a worker has to print its stack before it is killed."""
 
@@ -164,7 +164,7 @@ class ProcessRunner:
         self.server = ForkServerClient(config, base_dirs)
         self._world = environment_settings(config)
         self._service = find_source(self._world) if self._world is not None and self._world.url is not None else None
-        """For ending what a killed worker left at a service. All other environments end with their process."""
+        """The service at which a killed worker's instances are ended. All other environments end with their process."""
         self._endings = EnvironmentEndings()
 
     async def ready(self) -> None:
@@ -284,7 +284,7 @@ class _AttemptInProcess:
 
     def _note(self, event: EnvironmentEvent) -> None:
         if (record := self._environment_end.record) is not None and len(record.events) <= MOST_EVENTS:
-            # events are told of when they are over
+            # events are reported when they are over
             record.began = record.began or time.time() - event.started_s - event.seconds
             record.events.append(event)
 

@@ -101,7 +101,7 @@ class RemoteRunner:
         return self._server.url
 
     async def ready(self) -> None:
-        """Wait for a runner that has nothing to do. So an episode's time begins when somebody can run it."""
+        """Wait for an idle runner, so that an episode's time begins when a runner can take it."""
         while self.store.waiting.in_line <= self.unclaimed:
             try:
                 async with asyncio.timeout(REMIND_S):

@@ -43,7 +43,7 @@ OpenTuner = Callable[[list[str] | None], Awaitable[Any]]
 
 MOST_MESSAGE_CHARACTERS = 20_000
 MOST_ERROR_CHARACTERS = 200_000
-"""Of a traceback."""
+"""The limit for a traceback."""
 
 
 class EarlyEnding(NamedTuple):

@@ -44,7 +44,7 @@ class TaskRunner:
         self._warned_of_unjudged = False
         self._retries = config.rollout.episode_retries
         if config.task_runner.wrapper_type == "outside":
-            self._retries = 0  # whoever began the episode would have to begin another
+            self._retries = 0  # the external program would have to begin another
         self._timeout_s = config.rollout.episode_timeout
         if config.task_runner.wrapper_type == "multi-processing":
             self._timeout_s = min(self._timeout_s, config.task_runner.wrapper_multiprocessing_timeout)

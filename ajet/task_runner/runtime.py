@@ -201,7 +201,7 @@ class Runtime:
             self.run(self._open_to_outside())
 
     async def _open_to_outside(self) -> None:
-        """From now on, programs elsewhere may begin episodes."""
+        """From now on, external programs may begin episodes."""
         assert isinstance(self.attempts, OutsideRunner)
         self.outside = ExternalEpisodes(
             self.config,

@@ -78,7 +78,7 @@ class EmittedSpans:
 MOST_LEVELS = 32
 MOST_VALUES = 100_000
 MOST_CHARACTERS = 1_000_000
-"""Of one text."""
+"""The limit for one text."""
 LARGEST_BITS = 1000
 """Larger whole numbers don't fit into a float."""
 TOO_MUCH = "(left out: more than is kept)"

@@ -263,7 +263,7 @@ def _read_reference(trainer: Updater, path: Path) -> None:
 
 
 def _read_weights(model: Any, path: Path) -> None:
-    """In place, so that an engine that shares the parameters keeps sharing them."""
+    """Read weights in place, so that an engine that shares the parameters keeps sharing them."""
     from safetensors.torch import load_file
 
     if (path / "adapter").is_dir():

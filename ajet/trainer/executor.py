@@ -150,7 +150,7 @@ def check_same(model: Any, items: Sequence[Item], one: Forward, other: Forward, 
 
 
 def _first(items: Sequence[Item]) -> list[Item]:
-    """As many of them as are compared."""
+    """Take as many of them as are compared."""
     chosen: list[Item] = []
     tokens = 0
     for item in items:
@@ -361,7 +361,7 @@ class ModelTeacher:
         """Tokens per forward pass."""
 
     def logprobs(self, batch: Sequence[tuple[CallTree, EpisodeCredit]]) -> Logprobs:
-        """Of all trained tokens, each at the temperature of its call."""
+        """The log-probabilities of all trained tokens, each at the temperature of its call."""
         items = items_of(batch)
         forward = RowForward(self._budget)
         known: Logprobs = {}

@@ -1,4 +1,4 @@
-"""From a pack to the logprobs of its edges: the one module that runs the model.
+"""Computes the logprobs of a pack's edges. Only this module runs the model.
 
 Two executors give the same result: `PackForward` computes the pack as one sequence (see `attention`), `RowForward` cuts
 a pack without sharing into ordinary padded rows. `BestForward` takes the one that fits the pack's layout. Logits are

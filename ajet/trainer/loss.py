@@ -266,7 +266,7 @@ def _clipped(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: Loss
 
 
 TokenLoss = Callable[[Tensor, Tensor, Tensor, LossSettings], tuple[Tensor, Tensor]]
-"""From ratio, new logprob and advantage of each entry to its loss, and to 1.0 where clipping acts."""
+"""Computes the loss of each entry from its ratio, new logprob and advantage, and 1.0 where clipping acts."""
 
 TOKEN_LOSSES: dict[PolicyLoss, TokenLoss] = {
     PolicyLoss.PPO: _clipped,

@@ -136,7 +136,7 @@ class MasterAdamW:
                     master.data = master.new_empty(0)
 
     def _seed(self, name: str) -> int:
-        """Of a weight's rounding: another one for every weight and step, and the same after a resume."""
+        """The seed of a weight's rounding. It differs for every weight and step, and is the same after a resume."""
         step = self._adam.state.get(self._masters[name], {}).get("step", 0)
         return int(step) * len(self.parameters) + list(self.parameters).index(name)
 
@@ -232,7 +232,8 @@ class MasterAdamW:
 
 
 def _round_at_random(exact: Tensor, seed: int) -> None:
-    """In place, to numbers that bfloat16 holds: a value between two becomes either, the nearer one more often."""
+    """Round in place to bfloat16 stochastically: a value between two representable ones becomes either, the nearer one
+    more often."""
     generator = torch.Generator(exact.device).manual_seed(seed)
     bits = exact.view(torch.int32)  # bfloat16 is the upper half of float32
     bits.add_(torch.randint(0, 1 << 16, bits.shape, generator=generator, device=exact.device, dtype=torch.int32))

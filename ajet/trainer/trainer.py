@@ -233,7 +233,7 @@ class Updater:
             return self._logprobs(forward, packs_of, self.reference)
 
     def _logprobs(self, forward: Forward, packs_of: list[list[Pack]], model: Any) -> Logprobs:
-        """To be called inside a session of this model."""
+        """Compute log-probabilities. Call this only inside a session of this model."""
         known: Logprobs = {}
         with torch.no_grad():
             for packs in packs_of:

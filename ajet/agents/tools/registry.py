@@ -175,7 +175,7 @@ def to_agentscope(tool: Toolset, context: ToolContext | None = None) -> list[Any
 
 def to_agentscope(tool: Tool | Toolset, context: ToolContext | None = None) -> Any:
     """An AgentScope tool (2.x) that calls ours, or a list of them for a toolset. AgentScope need not ask anybody before
-    it calls them: whoever passes them on has decided."""
+    it calls them: the caller that passes them on has decided to allow that."""
     try:
         from agentscope.message import TextBlock, ToolResultState
         from agentscope.permission import PermissionBehavior, PermissionDecision

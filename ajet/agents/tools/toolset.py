@@ -50,7 +50,7 @@ ARGUMENT_CHARS = 4_000_000
 INTEGER_DIGITS = 4000
 """Python itself reads no more than 4300."""
 PROBLEMS_SHOWN = 5
-"""How many problems of one call's arguments the model is told at once."""
+"""How many problems with one call's arguments are reported to the model at once."""
 
 # Patterns are the tool author's, but the text they run on is the model's: one bad pair would freeze the process.
 _VALIDATOR = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": None, "patternProperties": None})

@@ -174,7 +174,7 @@ BLOCKS = frozenset(
 )
 BEGINNINGS = {**{f"h{level}": "#" * level + " " for level in range(1, 7)}, "li": "- ", "td": " | ", "th": " | "}
 TAG_CHARS = 4096
-"""Of a tag, how much is looked at."""
+"""How much of a tag is parsed."""
 _NAME = re.compile(r"/?([a-zA-Z][a-zA-Z0-9:-]{0,40})")
 _HREF = re.compile(r"\shref\s{0,9}=\s{0,9}(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+))", re.IGNORECASE)
 _ENDS = {name: re.compile(f"</{name}\\b", re.IGNORECASE) for name in HIDDEN | {"title"}}

@@ -93,7 +93,7 @@ class LocalRun:
         self.threshold = config.ajet.task_judge.success_threshold
         self.stream: TaskStream
         self.taught: list[EpisodeGroup] = []
-        """Of the present step's new groups, those that teach something."""
+        """The current step's new groups that have a gradient."""
         self.learner: Learner
         self.rollouts: Rollouts
         self.total = 0

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 FILE = "replay.msgpack"
-"""In a checkpoint's folder."""
+"""The name of its file in a checkpoint's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Rollouts:
         self._version = 0
         self._changed = asyncio.Condition()
         self._ready: asyncio.Queue[Drawn | Exception] = asyncio.Queue()
-        """In the order of the steps; an exception ends it."""
+        """Sampled steps in order; an exception is the last item."""
         self._drawing: Future[None] | None = None
 
     def take(self, step: int) -> Drawn:

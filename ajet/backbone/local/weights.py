@@ -59,7 +59,7 @@ class WeightSync(Protocol):
 
 
 def weight_sync(config: Config, engine: Engine, device: str | None) -> WeightSync:
-    """By what the engine is. `device`: where a model of the trainer's own belongs."""
+    """The way of handing weights to this kind of engine. `device`: where a model of the trainer's own belongs."""
     if config.ajet.rollout.engine == "torch":
         return SharedParameters(engine)
     return WeightFolder(config, device)

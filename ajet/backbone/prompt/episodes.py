@@ -45,7 +45,7 @@ class EpisodeTrials:
         self._threshold = config.ajet.task_judge.success_threshold
         self._watch = FailureWatch(config, trains=False)
         self.episodes: list[tuple[Purpose, Episode]] = []
-        """Of the round that is going on; whoever reads them empties it."""
+        """The episodes of the current round. Reading them empties the list."""
 
     async def __call__(
         self, candidates: Sequence[Candidate], tasks: Sequence[str], purpose: Purpose, draw: int, round: int

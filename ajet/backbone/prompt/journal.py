@@ -115,7 +115,7 @@ class PromptJournal:
         if self._file is None:
             self._file = self.path.open("a", encoding="utf-8")
         self._file.write(json.dumps(record, ensure_ascii=True) + "\n")
-        self._file.flush()  # whoever reads it meanwhile, such as the viewer, finds whole lines
+        self._file.flush()  # a concurrent reader, such as the viewer, finds whole lines
         if sync:
             os.fsync(self._file.fileno())
 

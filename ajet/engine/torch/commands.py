@@ -1,4 +1,4 @@
-"""What is told to the embedded engine's thread: its settings, requests and commands, by way of its inbox."""
+"""The settings of the embedded engine's thread, and the requests and commands that it gets through its inbox."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TorchEngineSettings:
     deterministic: bool = False
     """Fixed shapes: a reply depends only on its prompt, its parameters, its seed and the weights."""
     seed: int = 0
-    """For requests without a seed."""
+    """The seed of requests without one."""
     dtype: str = "auto"
     attn: str = "auto"
     device: str | None = None

@@ -33,7 +33,7 @@ class Job:
     draw_state: DrawState
     stop_rule: StopRule
     ticket: Any
-    """For the engine, which knows where the reply goes. Not read here."""
+    """Opaque here. The engine uses it to deliver the reply."""
     sequence: Sequence
     waits_for: Sequence | None = None
     cached_tokens: int = 0

@@ -319,7 +319,7 @@ def reason_in(log: str) -> str:
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
-    """To the whole process group, which may outlive its first process."""
+    """Send a signal to the whole process group, which may outlive its first process."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 

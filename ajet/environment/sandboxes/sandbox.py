@@ -39,7 +39,7 @@ class SandboxSettings:
     """`gateway`: the run's own gateway can be reached and nothing else."""
     cpus: float = 1.0
     memory_mb: int = 1024
-    """Of all processes together. Files are in memory besides: see `memory_with_files_mb`."""
+    """The limit for all processes together. Files also take memory: see `memory_with_files_mb`."""
     processes: int = 128
     disk_mb: int = 512
     """What files may take in the workspace, and again in /tmp."""
@@ -97,7 +97,7 @@ class ExecResult:
     """What a command did."""
 
     exit_code: int
-    """As a shell reports it; 124 when the time limit ended it, 137 when the memory limit did."""
+    """The exit code as a shell reports it; 124 if the time limit ended it, 137 if the memory limit did."""
     stdout: bytes
     stderr: bytes
     seconds: float
@@ -165,7 +165,7 @@ OnOutput = Callable[[bytes], None]
 
 CHUNK = 1 << 16
 PIECE = 1 << 15
-"""Of what is written: the most that goes into one message to a pod."""
+"""The largest part of a written file that goes into one message to a pod."""
 DRAIN = 1 << 22
 """How much is still read once the command has ended: more than a pipe holds, but not what others print for ever."""
 

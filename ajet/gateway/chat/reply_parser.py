@@ -139,7 +139,7 @@ class ParserStream:
         self._scanned = 0
         """How much of the open block's buffer the scanner has been fed."""
         self._given: list[int] = []
-        """Of each call that the scanner has found, how many pieces of its arguments have been given out."""
+        """For each call that the scanner has found: how many pieces of its arguments have been emitted."""
         self._begun = 0
         """How many calls have been given out, readable or not."""
         self._tools = tools

@@ -52,7 +52,7 @@ NOT_COUNTED = "ajet.reward.not_counted"
 MAX_TEXT = 16_384
 """Characters of one text; the rest is cut, and the cut is said."""
 MAX_ATTRIBUTES = 256
-"""Of one span, and of each of its events and links."""
+"""The limit for a span, and for each of its events and links."""
 MAX_EVENTS = 64
 """Events of one span, and links."""
 MAX_DEPTH = 20
@@ -191,9 +191,9 @@ def agents_around(span: Span, by_id: Mapping[str, Span]) -> list[str]:
 
 
 SENT_AT = "ajet.sent_at"
-"""Of a span's resource: when it was sent, by its sender's clock. Our own senders say so."""
+"""An attribute of a span's resource: when it was sent, by the sender's clock. Only our own senders set it."""
 OFFSET = "ajet.clock_offset"
-"""Of a span's resource: the seconds that were added to its times."""
+"""An attribute of a span's resource: the seconds that were added to its times."""
 NOTICED_S = 1.0
 """Smaller differences may come from the network."""
 
@@ -243,7 +243,7 @@ class EmittedReward(NamedTuple):
     """A reward in a span."""
 
     value: float
-    """Of the primary dimension."""
+    """The value of the primary dimension."""
     dimensions: dict[str, float]
     """All of them by name, the primary one first."""
 

@@ -224,7 +224,7 @@ class Connection:
     model: str
     bridge: LoopBridge | None = None
     proxied: bool = True
-    """By HTTP, through the proxy that the environment may name."""
+    """A transport over HTTP, through the proxy that the environment may name."""
 
     @classmethod
     def in_process(cls, bridge: LoopBridge, model: str) -> Connection:

@@ -47,7 +47,7 @@ class SpanSink:
 
     @classmethod
     def to_gateway(cls, base_url: str, key: str) -> SpanSink:
-        """In any other process."""
+        """For any other process."""
         sender = SpanSender(
             base_url.removesuffix("/v1"), {"authorization": f"Bearer {key}"}, what=f"the gateway at {base_url}"
         )

@@ -1,4 +1,5 @@
-"""From rewards to an advantage and a weight per trained token. Pure functions of serialisable summaries; numpy only."""
+"""Computes an advantage and a weight per trained token from rewards. Pure functions of serialisable summaries; numpy
+only."""
 
 from ajet.trainer.credit.baselines import Baseline
 from ajet.trainer.credit.estimators import (

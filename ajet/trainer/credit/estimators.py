@@ -1,4 +1,4 @@
-"""From the rewards of a batch to an advantage and a weight for every call.
+"""Computes an advantage and a weight for every call from the rewards of a batch.
 
 Statistics are taken over episodes: an episode with many calls, or one that was split into many samples, weighs no more
 than an episode with one. Only calls of the same agent are compared with each other (`ajet.trainer.credit.baselines`).

@@ -226,7 +226,7 @@ class Returns:
     whole: list[float]
     """The line's whole return, undiscounted: what the episode baseline compares."""
     to_go: list[float]
-    """From this call on, discounted: what the turn and state baselines compare."""
+    """The discounted return from this call on, which the turn and state baselines compare."""
     turn: list[int]
     """How many calls led to this one."""
 

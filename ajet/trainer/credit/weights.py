@@ -114,7 +114,7 @@ class MiniBatch(NamedTuple):
     episodes: list[int]
     """Their places in the batch."""
     scale: float
-    """By what to multiply their weights, so that they weigh as a batch of their own would."""
+    """The factor for their weights that makes them count like a separate batch."""
 
 
 def mini_batches(tokens: Sequence[int], count: int, norm: LossNorm, seed: Sequence[int]) -> list[MiniBatch]:

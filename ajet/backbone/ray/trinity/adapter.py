@@ -106,7 +106,7 @@ class TrinityAdapter:
         return run_mode(config) != "explore"
 
     def newest_step(self, config: Config, checkpoints: Path) -> int | None:
-        """Of the newest complete checkpoint; when only exploring, the last step that was explored."""
+        """The step of the newest complete checkpoint; when only exploring, the last step that was explored."""
         folder = self._folder(config, checkpoints)
         if not self.trains(config):
             state = folder / "explorer_meta.json"

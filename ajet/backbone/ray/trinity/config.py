@@ -1,4 +1,4 @@
-"""From our configuration to Trinity's.
+"""Converts our configuration to Trinity's.
 
 `trinity_settings` and `check_honoured` are pure and need neither Trinity nor torch: Trinity's keys (dotted) and their
 values, and which of our keys Trinity can't honour. `compose_trinity_config` puts them over Trinity's own defaults.

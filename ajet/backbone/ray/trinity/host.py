@@ -289,7 +289,7 @@ def validation_is_due(before: int, version: int, every: int) -> bool:
 
 
 def staleness(exps: list[Experience], version: int) -> dict[str, float]:
-    """By how many steps the trained weights are newer than those that sampled, over trained tokens."""
+    """How many steps the trained weights are ahead of those that sampled, over trained tokens."""
     counts: dict[int, int] = {}
     for exp in exps:
         for drawn, count in exp.info[VERSIONS]:

@@ -87,7 +87,7 @@ class VerlAdapter:
         return True
 
     def newest_step(self, config: Config, checkpoints: Path) -> int | None:
-        """Of the newest checkpoint, or of the one that `resume` names."""
+        """The step of the newest checkpoint, or of the one that `resume` names."""
         given = config.ajet.trainer_common.resume
         return _newest(checkpoints) if given in ("auto", "never") else checkpoint_step(given)
 

@@ -1,4 +1,4 @@
-"""From our configuration to verl's.
+"""Converts our configuration to verl's.
 
 `verl_settings` and `check_honoured` are pure and need neither verl nor torch: verl's keys (dotted) with their values,
 and which of our keys verl can't honour. `compose_verl_config` puts them over verl's own defaults. Episodes, groups and

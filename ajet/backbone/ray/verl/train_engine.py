@@ -28,7 +28,7 @@ from ajet.backbone.training_settings import correction_settings, loss_settings, 
 from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss
 
 VENDORS = ("nvidia", "amd")
-"""Of devices that verl calls `cuda`."""
+"""The vendors of devices that verl calls `cuda`."""
 METRICS = {"policy/sum": "pg_loss", "kl/sum": "kl_loss", "clip_fraction/sum": "clip_fraction", "ratio/sum": "ratio"}
 """Our sums, and the names under which verl reports them."""
 
