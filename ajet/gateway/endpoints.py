@@ -1,10 +1,14 @@
-"""Which function answers which path, embeddings included. Errors become answers here, in the shape of the protocol."""
+"""Which function answers which path, and the endpoints of no chat protocol: rewards, embeddings, external episodes.
+
+Errors become answers here, in the shape of the path's protocol.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+import hmac
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 from ajet.gateway import fields
@@ -19,41 +23,7 @@ from ajet.gateway.traces import traces
 from ajet.schema.chat import DEFAULT_AGENT, bare_call_id
 from ajet.schema.errors import EngineError, InvalidRequestError, ModelCallError, RewardError
 from ajet.schema.task import finite_reward
-from ajet.system.http_messages import Answer, json_answer
-
-_FIELDS = ("input", "dimensions", "encoding_format", "user")
-
-
-class NoEmbeddingsError(ModelCallError):
-    """No embedding model is configured."""
-
-    http_status = 501
-    code = "not_implemented"
-    error_type = "invalid_request_error"
-
-
-async def embeddings(body: dict[str, Any], caller: Caller) -> Answer:
-    """The model is always `helper.embedding_model`, whatever the client calls it."""
-    endpoint = caller.session.settings.embeddings
-    if endpoint is None:
-        raise NoEmbeddingsError("no embedding model is configured: set ajet.helper.embedding_model and helper.base_url")
-    if not isinstance(body.get("input"), str | list) or not body["input"]:
-        raise BadField("input", "input must be a non-empty string or a list")
-    caller.session.check_open()
-    from openai import APIStatusError, AsyncOpenAI, OpenAIError
-
-    asked = {**{key: body[key] for key in _FIELDS if key in body}, "model": endpoint.model}
-    try:
-        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
-            answer: dict[str, Any] = await client.post("/embeddings", body=asked, cast_to=dict[str, Any])
-    except APIStatusError as error:
-        if error.status_code == 400:
-            raise BadField("input", f"the embedding model refused the request: {error}") from None
-        raise EngineError(f"the embedding model failed: {error}") from error
-    except OpenAIError as error:
-        raise EngineError(f"the embedding model failed: {type(error).__name__}: {error}") from error
-    return json_answer(answer)
-
+from ajet.system.http_messages import Answer, InvalidKeyError, json_answer
 
 LARGE = 65_536
 """A body of this many bytes takes about a millisecond to decode. Larger ones are decoded on a thread."""
@@ -83,6 +53,40 @@ async def rewards(body: dict[str, Any], caller: Caller) -> Answer:
     except RewardError as error:  # no such call or agent
         raise BadField("call" if call else "agent", str(error)) from None
     return json_answer({"object": "reward", "reward": value, "call": call, "agent": agent, "replace": replace})
+
+
+_EMBEDDING_FIELDS = ("input", "dimensions", "encoding_format", "user")
+
+
+class NoEmbeddingsError(ModelCallError):
+    """No embedding model is configured."""
+
+    http_status = 501
+    code = "not_implemented"
+    error_type = "invalid_request_error"
+
+
+async def embeddings(body: dict[str, Any], caller: Caller) -> Answer:
+    """The model is always `helper.embedding_model`, whatever the client calls it."""
+    endpoint = caller.session.settings.embeddings
+    if endpoint is None:
+        raise NoEmbeddingsError("no embedding model is configured: set ajet.helper.embedding_model and helper.base_url")
+    if not isinstance(body.get("input"), str | list) or not body["input"]:
+        raise BadField("input", "input must be a non-empty string or a list")
+    caller.session.check_open()
+    from openai import APIStatusError, AsyncOpenAI, OpenAIError
+
+    asked = {**{key: body[key] for key in _EMBEDDING_FIELDS if key in body}, "model": endpoint.model}
+    try:
+        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+            answer: dict[str, Any] = await client.post("/embeddings", body=asked, cast_to=dict[str, Any])
+    except APIStatusError as error:
+        if error.status_code == 400:
+            raise BadField("input", f"the embedding model refused the request: {error}") from None
+        raise EngineError(f"the embedding model failed: {error}") from error
+    except OpenAIError as error:
+        raise EngineError(f"the embedding model failed: {type(error).__name__}: {error}") from error
+    return json_answer(answer)
 
 
 async def models(body: dict[str, Any], caller: Caller) -> Answer:
@@ -187,3 +191,82 @@ def not_found(method: str, path: str) -> Answer | None:
     if path in ENDPOINTS or path.startswith(MODELS_PATH):
         return error_answer(MethodError(f"{method:.20} is not allowed for {path}"), path)
     return error_answer(NotFoundError(f"there is no {path or '/':.200}; endpoints: {', '.join(ENDPOINTS)}"), path)
+
+
+# ------------------------------------------------------------ episodes of external programs
+
+EPISODES_PATH = "/v1/episodes"
+MAX_EPISODE_BYTES = 1024 * 1024
+"""The most bytes of a task, or of an episode's metadata."""
+
+
+class EpisodeOpener(Protocol):
+    """Begins and ends the episodes of external programs."""
+
+    service_key: str
+
+    async def begin(self, task: dict[str, Any]) -> dict[str, Any]:
+        """A new episode's `episode_id`, `base_url`, `api_key`, `control_key`, `deadline`. Raises a ModelCallError."""
+        ...
+
+    def end(self, episode_id: str, outcome: dict[str, Any]) -> None:
+        """The episode is over: `reward`, `is_success`, `metadata`, `failure`. Raises a ModelCallError."""
+        ...
+
+
+def is_external(path: str) -> bool:
+    """Whether a path begins or ends an external episode."""
+    return path == EPISODES_PATH or (
+        path.startswith(f"{EPISODES_PATH}/") and path.endswith("/end") and path.count("/") == 4
+    )
+
+
+def check_service_key(episodes: EpisodeOpener, key: str) -> None:
+    """Raises InvalidKeyError unless this is the service's key."""
+    if not hmac.compare_digest(key.encode(), episodes.service_key.encode()):
+        raise InvalidKeyError("wrong key: to begin an episode needs the service's key (AJET_SERVICE_KEY)")
+
+
+def check_control_key(path: str, caller: Caller) -> None:
+    """Raises KeyScopeError unless the caller holds the control key of the episode that the path ends."""
+    if not caller.control or caller.session.episode_id != path.split("/")[3]:
+        raise KeyScopeError("to end an episode needs its control key")
+
+
+async def answer_external(method: str, path: str, body: bytes, episodes: EpisodeOpener, base_url: str) -> Answer:
+    """Answer a request whose key was checked. `base_url`: where its sender finds the gateway."""
+    try:
+        if method != "POST":
+            raise MethodError(f"{method:.20} is not allowed for {path}")
+        given = json_body(body) if body else {}
+        if path == EPISODES_PATH:
+            _refuse_unknown(given, ("task",))
+            return json_answer({**await episodes.begin(fields.mapping(given, "task")), "base_url": base_url})
+        episode_id = path.split("/")[3]
+        episodes.end(episode_id, _outcome(given))
+        return json_answer({"episode_id": episode_id, "ended": True})
+    except ModelCallError as error:
+        return error_answer(error, path)
+
+
+def _refuse_unknown(given: dict[str, Any], known: Sequence[str]) -> None:
+    """Raise for a field of another name: left out, it would cost the episode its task or its reward."""
+    unknown = given.keys() - set(known)
+    if unknown:
+        raise BadField(min(unknown), f"no such field: {min(unknown):.80}; fields: {', '.join(known)}")
+
+
+def _outcome(given: dict[str, Any]) -> dict[str, Any]:
+    _refuse_unknown(given, ("reward", "is_success", "metadata", "failure"))
+    reward = given.get("reward")
+    try:
+        value = None if reward is None else finite_reward(reward, "reward")
+    except RewardError as error:
+        raise BadField("reward", str(error)) from None
+    success = given.get("is_success")
+    return {
+        "reward": value,
+        "is_success": None if success is None else fields.flag(given, "is_success"),
+        "metadata": fields.mapping(given, "metadata"),
+        "failure": fields.text(given, "failure"),
+    }

@@ -6,33 +6,45 @@ It knows nothing of models or tasks: it finds the episode that a key belongs to,
 from __future__ import annotations
 
 import asyncio
-import hmac
 import re
 import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from ajet.gateway import fields
-from ajet.gateway.caller import AGENT_HEADER, MODEL_PREFIX, Caller, KeyScopeError, agent_scope, read_agent_header
+from ajet.gateway.caller import AGENT_HEADER, MODEL_PREFIX, Caller, agent_scope, read_agent_header
 from ajet.gateway.chat import EpisodeSession
-from ajet.gateway.endpoints import PROMPT_PATHS, MethodError, answer, error_answer, normal_path, not_found
-from ajet.gateway.fields import BadField, json_body
+from ajet.gateway.endpoints import (
+    EPISODES_PATH,
+    MAX_EPISODE_BYTES,
+    PROMPT_PATHS,
+    EpisodeOpener,
+    answer,
+    answer_external,
+    check_control_key,
+    check_service_key,
+    error_answer,
+    is_external,
+    normal_path,
+    not_found,
+)
 from ajet.schema.chat import DEFAULT_AGENT
-from ajet.schema.errors import EngineOverloadedError, ModelCallError, RewardError, SessionClosedError
-from ajet.schema.task import finite_reward
+from ajet.schema.errors import EngineOverloadedError, ModelCallError, SessionClosedError
 from ajet.system.http_messages import (
     Answer,
     HttpLimits,
     HttpRequest,
-    InvalidKeyError,
     KeyRing,
     json_answer,
     presented_key,
 )
 from ajet.system.http_server import HttpServer, tls_context
 
+ANY_HOST = ("0.0.0.0", "::", "")
+HOST = re.compile(r"([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
+KEY_TTL_S = 3600.0
+"""How long keys are valid at least, unless the configuration says otherwise."""
 PREFLIGHT_S = 600
 """How long a browser may remember that it was allowed."""
 _REQUEST_HEADERS = f"authorization, content-type, x-api-key, anthropic-version, {AGENT_HEADER.decode()}"
@@ -67,89 +79,6 @@ class AllowedOrigins:
                 "access-control-max-age": str(PREFLIGHT_S),
             },
         )
-
-
-EPISODES_PATH = "/v1/episodes"
-MAX_EPISODE_BYTES = 1024 * 1024
-"""The most bytes of a task, or of an episode's metadata."""
-
-
-class EpisodeOpener(Protocol):
-    """Begins and ends the episodes of external programs."""
-
-    service_key: str
-
-    async def begin(self, task: dict[str, Any]) -> dict[str, Any]:
-        """A new episode's `episode_id`, `base_url`, `api_key`, `control_key`, `deadline`. Raises a ModelCallError."""
-        ...
-
-    def end(self, episode_id: str, outcome: dict[str, Any]) -> None:
-        """The episode is over: `reward`, `is_success`, `metadata`, `failure`. Raises a ModelCallError."""
-        ...
-
-
-def is_external(path: str) -> bool:
-    """Whether a path begins or ends an external episode."""
-    return path == EPISODES_PATH or (
-        path.startswith(f"{EPISODES_PATH}/") and path.endswith("/end") and path.count("/") == 4
-    )
-
-
-def check_service_key(episodes: EpisodeOpener, key: str) -> None:
-    """Raises InvalidKeyError unless this is the service's key."""
-    if not hmac.compare_digest(key.encode(), episodes.service_key.encode()):
-        raise InvalidKeyError("wrong key: to begin an episode needs the service's key (AJET_SERVICE_KEY)")
-
-
-def check_control_key(path: str, caller: Caller) -> None:
-    """Raises KeyScopeError unless the caller holds the control key of the episode that the path ends."""
-    if not caller.control or caller.session.episode_id != path.split("/")[3]:
-        raise KeyScopeError("to end an episode needs its control key")
-
-
-async def answer_external(method: str, path: str, body: bytes, episodes: EpisodeOpener, base_url: str) -> Answer:
-    """Answer a request whose key was checked. `base_url`: where its sender finds the gateway."""
-    try:
-        if method != "POST":
-            raise MethodError(f"{method:.20} is not allowed for {path}")
-        given = json_body(body) if body else {}
-        if path == EPISODES_PATH:
-            _only(given, ("task",))
-            return json_answer({**await episodes.begin(fields.mapping(given, "task")), "base_url": base_url})
-        episode_id = path.split("/")[3]
-        episodes.end(episode_id, _outcome(given))
-        return json_answer({"episode_id": episode_id, "ended": True})
-    except ModelCallError as error:
-        return error_answer(error, path)
-
-
-def _only(given: dict[str, Any], known: Sequence[str]) -> None:
-    """Raise for a field of another name: left out, it would cost the episode its task or its reward."""
-    unknown = given.keys() - set(known)
-    if unknown:
-        raise BadField(min(unknown), f"no such field: {min(unknown):.80}; fields: {', '.join(known)}")
-
-
-def _outcome(given: dict[str, Any]) -> dict[str, Any]:
-    _only(given, ("reward", "is_success", "metadata", "failure"))
-    reward = given.get("reward")
-    try:
-        value = None if reward is None else finite_reward(reward, "reward")
-    except RewardError as error:
-        raise BadField("reward", str(error)) from None
-    success = given.get("is_success")
-    return {
-        "reward": value,
-        "is_success": None if success is None else fields.flag(given, "is_success"),
-        "metadata": fields.mapping(given, "metadata"),
-        "failure": fields.text(given, "failure"),
-    }
-
-
-ANY_HOST = ("0.0.0.0", "::", "")
-HOST = re.compile(r"([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
-KEY_TTL_S = 3600.0
-"""How long keys are valid at least, unless the configuration says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

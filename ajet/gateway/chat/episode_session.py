@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 from msgspec.structs import replace
@@ -68,20 +68,12 @@ class ChatModel(Protocol):
     async def reply(self, request: ChatRequest) -> ChatReply: ...
 
 
-class _Once(Generic[T]):
-    """A computation that several tasks wait for. The first one starts it."""
+class _Preparation(NamedTuple):
+    """What the choices of a request share."""
 
-    def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        self._begin = begin
-        self._task: asyncio.Task[T] | None = None
-
-    async def result(self) -> T:
-        self._task = self._task or asyncio.create_task(self._begin())
-        return await asyncio.shield(self._task)
-
-    def cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+    chat_model: ChatModel | None
+    """The engine, if it can chat but can't report token ids."""
+    wanted: ResponseFormat | None
 
 
 class EpisodeSession:
@@ -125,14 +117,14 @@ class EpisodeSession:
         """One reply for each of `request.n` choices. Raises only `ModelCallError`s; cancelling the caller cancels the
         generation."""
         self.check_open()
-        ready = _Once(lambda: self._ready(request))
-        tasks = [asyncio.create_task(self._one(request, index, on_delta, ready)) for index in range(request.n)]
+        preparation = asyncio.create_task(self._prepare(request))
+        tasks = [asyncio.create_task(self._one(request, index, on_delta, preparation)) for index in range(request.n)]
         self._in_flight.update(tasks)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             self._in_flight.difference_update(tasks)
-            ready.cancel()
+            preparation.cancel()
             if unfinished := [task for task in tasks if not task.done()]:
                 for task in unfinished:
                     task.cancel()
@@ -245,8 +237,10 @@ class EpisodeSession:
 
     # ------------------------------------------------------------ one call
 
-    async def _ready(self, request: ChatRequest) -> ResponseFormat | None:
+    async def _prepare(self, request: ChatRequest) -> _Preparation:
         """Do the slow preparation before a call begins, once for all choices."""
+        if (chat_model := await self._chat_model()) is not None:
+            return _Preparation(chat_model, None)
         wanted = ResponseFormat(request.response_format) if request.response_format else None
         if wanted is not None:
             await wanted.check()
@@ -255,7 +249,7 @@ class EpisodeSession:
             messages = wanted.instruct(request.messages) if wanted else request.messages
             await self._render_ahead(request.agent, messages, tools, request.chat_template_kwargs)
         self.check_open()
-        return wanted
+        return _Preparation(None, wanted)
 
     async def _render_ahead(
         self, agent: str, messages: Sequence[Message], tools: Sequence[Tool], kwargs: dict[str, Any]
@@ -294,16 +288,15 @@ class EpisodeSession:
         return limit + limit // 8
 
     async def _one(
-        self, request: ChatRequest, choice: int, on_delta: OnDelta | None, ready: _Once[ResponseFormat | None]
+        self, request: ChatRequest, choice: int, on_delta: OnDelta | None, preparation: asyncio.Task[_Preparation]
     ) -> ChatReply:
-        chat_model = await self._chat_model()
+        chat_model, wanted = await asyncio.shield(preparation)
         if chat_model is not None:
             began = self.tracker.begin_messages(request.agent, choice)
             reply = await self._guarded(chat_model.reply(request))
             self.check_open()
             self.tracker.commit_messages(request, reply, began)
             return reply
-        wanted = await ready.result()
         tools = [] if self.settings.force_disable_toolcalls else request.tools
         prepared = self._begin(request, tools, wanted, choice)
         self._begun.add(prepared.call_id)
