@@ -24,6 +24,12 @@ _LEVEL = 1
 """zlib's fastest: within 15 % of the default's size on episodes, at a fraction of its time."""
 
 
+_SEARCHED_CHARACTERS = 200_000
+"""The text filter searches an episode up to here."""
+_PREVIEW_CHARACTERS = 160
+TokenBytes = Callable[[Iterable[int]], dict[int, bytes]]
+
+
 @dataclass(slots=True)
 class CallCreditRecord:
     """The credit of one call, as recorded."""
@@ -120,11 +126,7 @@ def _encode_other(value: Any) -> Any:
     return str(value)
 
 
-_SEARCHED_CHARACTERS = 200_000
-"""The text filter searches an episode up to here."""
-_PREVIEW_CHARACTERS = 160
-
-TokenBytes = Callable[[Iterable[int]], dict[int, bytes]]
+# ---------------------------------------------------------------- messages and text
 
 
 def conversation(tree: CallTree, call: int) -> list[dict[str, Any]]:
@@ -203,6 +205,9 @@ def preview(episode: Episode) -> str:
 def one_line(text: str) -> str:
     """The first words of a text, without line breaks."""
     return encodable(" ".join(text[: 8 * _PREVIEW_CHARACTERS].split())[:_PREVIEW_CHARACTERS])
+
+
+# ---------------------------------------------------------------- tokens
 
 
 def token_bytes_of(tokenizer: Any) -> TokenBytes:

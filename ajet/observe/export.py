@@ -23,6 +23,9 @@ from ajet.schema.printable import is_stream
 from ajet.schema.span import Span
 
 _ROW_GROUP = 256
+KEY = "ajet.observe.otlp_endpoint"
+HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
+PATH = "/v1/traces"
 
 
 class ExportTargetError(UserError):
@@ -157,11 +160,6 @@ def _write_parquet(target: Path, recorded: Iterator[RecordedEpisode]) -> int:
                 count, waiting = count + len(waiting), []
         writer.write_table(arrow.Table.from_pylist(waiting, schema))
     return count + len(waiting)
-
-
-KEY = "ajet.observe.otlp_endpoint"
-HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
-PATH = "/v1/traces"
 
 
 class OtlpExporter:

@@ -1,7 +1,7 @@
 """Logs of a run: `run.log` as JSON lines, short lines on the terminal; `Masker` takes the secrets out.
 
 Every part logs with `logging.getLogger(__name__)`. `AJET_LOG_LEVEL` (default INFO) sets what the terminal shows; the
-file holds at least INFO.
+file holds at least INFO. A `Masker` hides a run's secrets in all that is logged or written.
 """
 
 from __future__ import annotations
@@ -35,6 +35,22 @@ _SHORTEST = 8
 """Shorter values are not searched for in text: they would mask ordinary words."""
 MOST_LEVELS = 64
 """Deeper nesting, or a value that holds itself, is replaced by a word."""
+
+
+ROOT_LOGGER = "ajet"
+TRACEBACK = "traceback"
+"""Name of a record's `extra`: the text of a traceback, of an exception that was caught elsewhere."""
+ONLY_TO_FILE = "only_to_file"
+"""Name of a record's `extra`: the terminal doesn't show the record."""
+LEVEL_VARIABLE = "AJET_LOG_LEVEL"
+_FILE_BYTES = 20 * 1024 * 1024
+_FILES = 5
+_ALIKE = 3
+_TEXTS_KEPT = 10_000
+_SHOWN_AGAIN = frozenset(10**power for power in range(1, 9))
+
+
+# ---------------------------------------------------------------- secrets
 
 
 class Masker:
@@ -93,17 +109,7 @@ def _secret_values(value: Any, key: str = "") -> Iterator[str]:
         yield from value.splitlines()
 
 
-ROOT_LOGGER = "ajet"
-TRACEBACK = "traceback"
-"""Name of a record's `extra`: the text of a traceback, of an exception that was caught elsewhere."""
-ONLY_TO_FILE = "only_to_file"
-"""Name of a record's `extra`: the terminal doesn't show the record."""
-LEVEL_VARIABLE = "AJET_LOG_LEVEL"
-_FILE_BYTES = 20 * 1024 * 1024
-_FILES = 5
-_ALIKE = 3
-_TEXTS_KEPT = 10_000
-_SHOWN_AGAIN = frozenset(10**power for power in range(1, 9))
+# ---------------------------------------------------------------- logs
 
 
 def level_from_environment() -> int:

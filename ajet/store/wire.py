@@ -16,6 +16,8 @@ from ajet.store.records import ProtocolInfo
 from ajet.store.requests import OPERATIONS, PROTOCOL, StoreError, StoreOperation, StoreRequest
 
 T = TypeVar("T")
+PATH_PREFIX = "/v1/store/"
+PROTOCOL_HEADER = "x-ajet-protocol"
 _REFUSED = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, NotImplementedError, RecursionError)
 
 _encode = msgspec.msgpack.Encoder(enc_hook=lambda value: _plain(value)).encode
@@ -73,8 +75,7 @@ def _plain(value: Any) -> Any:
     raise NotImplementedError(f"{type(value).__name__} is not data that a store can keep")
 
 
-PATH_PREFIX = "/v1/store/"
-PROTOCOL_HEADER = "x-ajet-protocol"
+# ---------------------------------------------------------------- HTTP
 
 
 class ErrorDetail(msgspec.Struct):

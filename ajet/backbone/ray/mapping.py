@@ -5,7 +5,7 @@ Also the keys of the loss that both libraries name differently.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -106,16 +106,6 @@ def check_refused(notes: Sequence[Remark], name: str) -> None:
     refused = [note for note in notes if note.refused]
     if refused:
         raise ConfigError(f"the {name} backbone can't honour:\n" + "\n".join(f"  {note}" for note in refused))
-
-
-def flatten(block: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of a nested mapping."""
-    for key, value in block.items():
-        name = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, name)
-        else:
-            yield name, value
 
 
 def micro_tokens(config: Config) -> int:

@@ -60,6 +60,9 @@ CUT = "ajet.attributes_left_out"
 """How many attributes of a span were left out."""
 
 
+# ---------------------------------------------------------------- values as JSON
+
+
 def plain(value: Any, depth: int = 0) -> Any:
     """A value as JSON. Objects that JSON doesn't know become their `repr`, long texts are cut."""
     if value is None or isinstance(value, bool):
@@ -147,31 +150,33 @@ def _repr(value: Any) -> str:
         return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
 
 
-NAMES = ("agent.name", "gen_ai.agent.name", "recipient_agent_type", "executor.id")
+# ---------------------------------------------------------------- which agent a span belongs to
+
+AGENT_NAMES = ("agent.name", "gen_ai.agent.name", "recipient_agent_type", "executor.id")
 """Attributes that hold the name whatever the span is: ours and OpenTelemetry's, and those of AutoGen and of Microsoft's
 Agent Framework."""
-NAMES_BY_KIND = (
+AGENT_NAMES_BY_KIND = (
     ("agentops.span.kind", "operation.name"),
     ("traceloop.span.kind", "traceloop.entity.name"),
     ("agentlightning.operation.input.type", "agentlightning.operation.input.name"),
 )
 """Attributes that say `agent`, and those that then hold the name."""
-OPENINFERENCE_KIND = "openinference.span.kind"
-LANGCHAIN = ("langchain.chain.type", "lc_name")
+_OPENINFERENCE_KIND = "openinference.span.kind"
+_LANGCHAIN = ("langchain.chain.type", "lc_name")
 
 
 def agent_of(span: Span) -> str:
     """The agent that a span names itself, or ``""``."""
     values = span.attributes
-    for name in NAMES:
+    for name in AGENT_NAMES:
         if isinstance(value := values.get(name), str) and value:
             return value
-    for kind, name in NAMES_BY_KIND:
+    for kind, name in AGENT_NAMES_BY_KIND:
         if str(values.get(kind)).lower() == "agent" and isinstance(value := values.get(name), str):
             return value
-    if values.get(OPENINFERENCE_KIND) == "AGENT":
+    if values.get(_OPENINFERENCE_KIND) == "AGENT":
         return span.name
-    for name in LANGCHAIN:
+    for name in _LANGCHAIN:
         if span.name.lower().startswith("langchain.chain") and isinstance(value := values.get(name), str):
             return value
     return ""
@@ -189,6 +194,8 @@ def agents_around(span: Span, by_id: Mapping[str, Span]) -> list[str]:
         here = by_id.get(here.parent_id or "")
     return found
 
+
+# ---------------------------------------------------------------- clocks of other machines
 
 SENT_AT = "ajet.sent_at"
 """An attribute of a span's resource: when it was sent, by the sender's clock. Only our own senders set it."""
@@ -236,7 +243,9 @@ def _events(events: Iterable[dict[str, object]], offset: float) -> Iterable[dict
         yield {**event, "time": time + offset} if isinstance(time, int | float) and time else event
 
 
-_LEGACY = ("agentops.task.output", "agentops.entity.output")
+# ---------------------------------------------------------------- rewards and emitted values
+
+_AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
 
 
 class EmittedReward(NamedTuple):
@@ -335,15 +344,15 @@ def _dimensions(span: Span) -> dict[str, float]:
         found[str(attributes.get(REWARD_NAME.format(index), PRIMARY))] = value
     if found:
         return found
-    for name in _LEGACY:
-        if (value := _legacy(attributes.get(name))) is not None:
+    for name in _AGENTOPS_OUTPUTS:
+        if (value := _agentops_reward(attributes.get(name))) is not None:
             return {PRIMARY: value}
     if span.name in (ANNOTATION, REWARD) and (value := _number(attributes.get("reward"))) is not None:
         return {PRIMARY: value}
     return {}
 
 
-def _legacy(text: Any) -> float | None:
+def _agentops_reward(text: Any) -> float | None:
     """`{"type": "reward", "value": 1.0}` as JSON."""
     if not isinstance(text, str) or '"reward"' not in text or len(text) > 1000:
         return None

@@ -39,6 +39,11 @@ MAX_FAILURES = 3
 """Batches in a row that could not be delivered before the endpoint is given up."""
 
 
+EPISODE = "ajet.episode"
+CALL = "openai.chat.completion"
+"""Adapters of agent-lightning look for this name."""
+
+
 class SpanSender:
     """Sends to `base_url` + `/v1/traces`."""
 
@@ -136,9 +141,7 @@ class SpanSender:
         return f"{answer.status} {answer.body[:200].decode(errors='replace')}"
 
 
-EPISODE = "ajet.episode"
-CALL = "openai.chat.completion"
-"""Adapters of agent-lightning look for this name."""
+# ---------------------------------------------------------------- spans of an episode
 
 
 def episode_spans(episode: Episode, *, tokens: bool = False, attributes: dict[str, Any] | None = None) -> list[Span]:

@@ -36,6 +36,13 @@ from ajet.observe.viewer.library import Experiment, Library, Reading
 
 _PAGE_SIZE = 100
 _LARGEST_PAGE = 1000
+_LARGEST_FILE = 1_000_000
+"""Rows of a CSV file."""
+_GROUP_LIMIT = 64
+_INTEGER = re.compile(r"-?[0-9]{1,15}")
+
+
+# ---------------------------------------------------------------- queries in URLs
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +152,8 @@ def _boolean(values: Mapping[str, str], name: str) -> bool | None:
     return None if not text else text == "yes"
 
 
+# ---------------------------------------------------------------- CSV files
+
 EPISODE_COLUMNS = (
     "episode_id", "step", "validation", "task_id", "group_id", "repeat", "tag", "status", "failure", "reward",
     "advantage", "turns", "calls", "tokens", "sampled", "trained", "forks", "seconds",
@@ -196,6 +205,8 @@ def _csv(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def _safe(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
+
+# ---------------------------------------------------------------- reward histograms
 
 _MOST_VALUES = 12
 """Up to so many different rewards, each is a bin of its own; of more, equal ranges are made."""
@@ -258,9 +269,7 @@ def _range_of(reward: float, values: list[float]) -> int:
     return min(_RANGES - 1, int((reward - low) / (high - low) * _RANGES))
 
 
-_GROUP_LIMIT = 64
-_INTEGER = re.compile(r"-?[0-9]{1,15}")
-_LARGEST_FILE = 1_000_000
+# ---------------------------------------------------------------- the routes
 
 
 class Data:

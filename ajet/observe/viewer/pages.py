@@ -33,6 +33,8 @@ from ajet.observe.viewer.library import Experiment, Library, Reading, difference
 from ajet.schema import __version__
 from ajet.system.http_messages import LOOPBACK, HttpRequest, without_port
 
+_HERE = Path(__file__).parent
+_STATIC = _HERE / "static"
 _COOKIE_SECONDS = 30 * 24 * 3600
 _FAILURES_PER_MINUTE = 20
 GUESSING_PAUSE_S = 2.0
@@ -46,6 +48,9 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+
+
+# ---------------------------------------------------------------- access
 
 
 @dataclass(slots=True)
@@ -155,8 +160,7 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-_HERE = Path(__file__).parent
-_STATIC = _HERE / "static"
+# ---------------------------------------------------------------- pages
 
 
 class Pages:
@@ -302,6 +306,9 @@ def static_path() -> str:
     for file in sorted(_STATIC.iterdir()):
         content.update(file.name.encode() + file.read_bytes())
     return f"/static/{content.hexdigest()[:12]}"
+
+
+# ---------------------------------------------------------------- notes
 
 
 class _Written(msgspec.Struct, forbid_unknown_fields=True):

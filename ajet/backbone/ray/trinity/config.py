@@ -19,12 +19,12 @@ from ajet.backbone.ray.mapping import (
     RunFacts,
     Settings,
     check_refused,
-    flatten,
     micro_tokens,
     shared_notes,
     trinity_notes,
 )
 from ajet.backbone.training_settings import learning_rate, warmup_steps
+from ajet.observe.metrics import flatten
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from ajet.backbone.ray.mapping import (
     RunFacts,
     Settings,
     check_refused,
-    flatten,
     micro_tokens,
     shared_notes,
     verl_notes,
@@ -27,6 +26,7 @@ from ajet.backbone.ray.mapping import (
 from ajet.backbone.ray.payload import KEY
 from ajet.backbone.ray.start import NoGpuError
 from ajet.gateway.chat import validation_temperature
+from ajet.observe.metrics import flatten
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
