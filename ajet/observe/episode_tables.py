@@ -119,7 +119,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False, timeout=10.0)
     try:
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
-    except sqlite3.OperationalError:  # read-only media, which nobody writes to
+    except sqlite3.OperationalError:  # on read-only media
         connection.close()
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True, check_same_thread=False)
     except sqlite3.DatabaseError as error:

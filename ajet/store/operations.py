@@ -167,7 +167,7 @@ def expire_overdue(context: Context) -> tuple[int, float | None]:
         if attempt is None:
             continue
         status = states.overdue(one.rollout.config, attempt, context.now, context.listening_since)
-        if status is None:  # it was heard of meanwhile, or nobody listened
+        if status is None:  # it gave a sign of life meanwhile, or the store has only just opened
             context.tables.save_attempts([(one, attempt)], context.listening_since)
             continue
         expired = cast("Literal[AttemptStatus.TIMEOUT, AttemptStatus.UNRESPONSIVE]", status)

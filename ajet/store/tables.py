@@ -113,8 +113,8 @@ class Tables:
         return int(self._db.rows("SELECT coalesce(max(queue), 0) FROM rollout WHERE queue IS NOT NULL")[0][0])
 
     def rollouts(self, rollout_ids: Iterable[str], *, change: bool = False, inputs: bool = True) -> dict[str, Stored]:
-        """Those that exist, with their latest attempts. With `change`, nobody else changes them meanwhile. Without
-        `inputs`, what they were given is left out: it is read for those who return it."""
+        """Return those that exist, with their latest attempts. `change` locks them until the transaction ends;
+        `inputs=False` leaves out what they were given, which only requests that return it need to read."""
         select = BOTH if inputs else BOTH_WITHOUT_INPUT
         found: dict[str, Stored] = {}
         for chunk in _chunks(sorted(set(rollout_ids))):

@@ -1,7 +1,6 @@
 """Spans: what user code records about its episode, how it travels, and what can be made of it."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet.observe.tracing.attributes import (
     NOT_COUNTED,
@@ -26,6 +25,7 @@ from ajet.observe.tracing.emitters import (
     operation,
 )
 from ajet.observe.tracing.recording import NoRecordingError, Recording, record_spans
+from ajet.schema.lazy import lazily
 
 if TYPE_CHECKING:
     from ajet.observe.tracing.adapters import Triplet, llm_calls, read_call, to_messages, to_tasks, to_triplets
@@ -63,12 +63,8 @@ __all__ = [
     "to_triplets",
 ]
 
-# workflows that only emit spans need neither
-_ADAPTERS = ("Triplet", "llm_calls", "read_call", "to_messages", "to_tasks", "to_triplets")
-_SENDER = ("SpanSender", "episode_spans")
-
-
-def __getattr__(name: str) -> Any:
-    if name not in (*_ADAPTERS, *_SENDER):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'adapters' if name in _ADAPTERS else 'sender'}"), name)
+# workflows that only emit spans need none of these
+_FROM_ADAPTERS = ("Triplet", "llm_calls", "read_call", "to_messages", "to_tasks", "to_triplets")
+__getattr__ = lazily(
+    __name__, {"SpanSender": "sender", "episode_spans": "sender", **dict.fromkeys(_FROM_ADAPTERS, "adapters")}
+)

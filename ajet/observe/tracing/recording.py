@@ -51,7 +51,7 @@ def mark_threads() -> None:
     @functools.wraps(made)
     def make(self: threading.Thread, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        if isinstance(self, threading._DummyThread):  # it stands for the running thread, and nobody made it
+        if isinstance(self, threading._DummyThread):  # it stands for the running thread, and has no maker
             return
         if (place := current_place()) is not None:
             setattr(self, _ATTRIBUTE, place)
@@ -80,7 +80,7 @@ def _nowhere(_: Span) -> None:
 
 
 class NoRecordingError(RuntimeError):
-    """A span was emitted where nobody records."""
+    """A span was emitted where no episode is recorded."""
 
 
 def trace_id_of(attempt_id: str) -> str:

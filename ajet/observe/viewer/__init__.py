@@ -1,7 +1,8 @@
 """`ajet view`: the experiments of a folder as web pages. `Library` reads them, `Viewer` serves them."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ajet.schema.lazy import lazily
 
 if TYPE_CHECKING:
     from ajet.observe.viewer.library import (
@@ -30,10 +31,5 @@ __all__ = [
 ]
 
 # commands that only read experiments load no web framework
-_HOMES = {"Viewer": "serve", "ViewerSettings": "serve", "write_report": "report"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'library')}"), name)
+_ELSEWHERE = {"Viewer": "serve", "ViewerSettings": "serve", "write_report": "report"}
+__getattr__ = lazily(__name__, {**dict.fromkeys(__all__, "library"), **_ELSEWHERE})

@@ -70,7 +70,7 @@ _LIMITS = HttpLimits(max_body_bytes=64 * 1024)
 
 @dataclass(frozen=True, slots=True)
 class ViewerSettings:
-    """What is shown, and to whom."""
+    """What a viewer shows, where, and who may see it."""
 
     root: Path
     host: str = "127.0.0.1"
