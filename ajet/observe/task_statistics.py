@@ -1,20 +1,24 @@
-"""How tasks fared over the steps: a page of the list of tasks, and the attempts of one task.
+"""Statistics of recorded episodes: how tasks fared over the steps, and how rewards are spread in each step.
 
-A page comes from the rows that are kept beside the episodes (`task_rows`). Where those don't serve, because an older
+A page of tasks comes from the rows kept beside the episodes (`task_rows`). Where those don't serve, because an older
 version wrote the file or the threshold is another one, the episodes are counted anew, with the same result.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.task_rows import ANY, ATTEMPTS, SOLVED, STEPS
 
 TaskSortKey = Literal["task_id", "attempts", "solved", "latest", "change", "reward", "last_step", "tag"]
 TASK_SORT_KEYS: tuple[str, ...] = get_args(TaskSortKey)
+_MOST_VALUES = 12
+"""Up to so many different rewards, each is a bin of its own; of more, equal ranges are made."""
+_RANGES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +145,62 @@ def task_history(store: EpisodeStore, task_id: str, threshold: float = 1.0, limi
         {"task": task_id, "threshold": threshold, "limit": limit},
     )
     return [{**dict(row), "validation": bool(row["validation"]), "solved": bool(row["solved"])} for row in found[::-1]]
+
+
+# ---------------------------------------------------------------- reward histograms
+
+
+@dataclass(slots=True)
+class RewardHistogram:
+    """Counts by step and bin, of the recorded episodes that have a reward."""
+
+    bins: list[tuple[float, float]]
+    """Lowest and highest reward of each, ascending. Equal: only that value."""
+    steps: list[int]
+    counts: list[list[int]]
+    """Per step, the number of episodes in each bin."""
+
+
+class RewardCount(NamedTuple):
+    """How many episodes of a step have this reward."""
+
+    step: int
+    reward: float
+    episodes: int
+
+
+def reward_counts(store: EpisodeStore) -> list[RewardCount]:
+    """Count the rewards of a store's training episodes, by step."""
+    found = store.rows(
+        "SELECT step, reward, count(*) FROM episode WHERE validation = 0 AND reward IS NOT NULL "
+        "AND status != 'cancelled' GROUP BY step, reward"
+    )
+    return [RewardCount(*row) for row in found]
+
+
+def reward_histograms(runs: Sequence[Sequence[RewardCount]]) -> list[RewardHistogram]:
+    """Make the histograms of several runs, all with the same bins, so that they can be compared."""
+    values = sorted({found.reward for run in runs for found in run})
+    bins = _bins(values)
+    return [_histogram(run, values, bins) for run in runs]
+
+
+def _histogram(run: Sequence[RewardCount], values: list[float], bins: list[tuple[float, float]]) -> RewardHistogram:
+    steps = sorted({found.step for found in run})
+    counts = {step: [0] * len(bins) for step in steps}
+    place = {value: index for index, value in enumerate(values)} if len(bins) == len(values) else None
+    for step, reward, count in run:
+        counts[step][place[reward] if place is not None else _range_of(reward, values)] += count
+    return RewardHistogram(bins, steps, [counts[step] for step in steps])
+
+
+def _bins(values: list[float]) -> list[tuple[float, float]]:
+    if len(values) <= _MOST_VALUES:
+        return [(value, value) for value in values]
+    low, width = values[0], (values[-1] - values[0]) / _RANGES
+    return [(low + index * width, low + (index + 1) * width) for index in range(_RANGES)]
+
+
+def _range_of(reward: float, values: list[float]) -> int:
+    low, high = values[0], values[-1]
+    return min(_RANGES - 1, int((reward - low) / (high - low) * _RANGES))

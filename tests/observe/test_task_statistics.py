@@ -10,8 +10,14 @@ import pytest
 
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.recorder import EpisodeRecorder
-from ajet.observe.task_statistics import TaskFilter, task_history, task_page
-from ajet.observe.viewer.data import RewardCount, reward_counts, reward_histograms
+from ajet.observe.task_statistics import (
+    RewardCount,
+    TaskFilter,
+    reward_counts,
+    reward_histograms,
+    task_history,
+    task_page,
+)
 from ajet.schema.episode import Episode, EpisodeStatus, Failure
 from ajet.schema.task import Task
 from support.synthetic_run import Vocabulary, math_episode

@@ -1,6 +1,6 @@
 """`Data`: the JSON that the viewer's scripts fetch, the queries that ask for it, and the files that readers download.
 
-A URL's query becomes an `EpisodeQuery` or a `TaskQuery`. CSV files and reward histograms are made here, too. Handlers
+A URL's query becomes an `EpisodeQuery` or a `TaskQuery`. CSV files are made here, too. Handlers
 are plain functions that run on worker threads, so a slow query doesn't hold up other pages.
 """
 
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -30,7 +30,17 @@ from ajet.observe.episode_store import (
     SortKey,
 )
 from ajet.observe.notes import Notes
-from ajet.observe.task_statistics import TASK_SORT_KEYS, TaskFilter, TaskRow, TaskSortKey, task_history, task_page
+from ajet.observe.task_statistics import (
+    TASK_SORT_KEYS,
+    RewardCount,
+    TaskFilter,
+    TaskRow,
+    TaskSortKey,
+    reward_counts,
+    reward_histograms,
+    task_history,
+    task_page,
+)
 from ajet.observe.viewer.episode_view import answer_names, episode_view, gold_answer, task_view, tokens_view
 from ajet.observe.viewer.library import Experiment, Library, Reading
 
@@ -204,69 +214,6 @@ def _csv(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _safe(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
-
-
-# ---------------------------------------------------------------- reward histograms
-
-_MOST_VALUES = 12
-"""Up to so many different rewards, each is a bin of its own; of more, equal ranges are made."""
-_RANGES = 16
-
-
-@dataclass(slots=True)
-class RewardHistogram:
-    """Counts by step and bin, of the recorded episodes that have a reward."""
-
-    bins: list[tuple[float, float]]
-    """Lowest and highest reward of each, ascending. Equal: only that value."""
-    steps: list[int]
-    counts: list[list[int]]
-    """Per step, the number of episodes in each bin."""
-
-
-class RewardCount(NamedTuple):
-    """How many episodes of a step have this reward."""
-
-    step: int
-    reward: float
-    episodes: int
-
-
-def reward_counts(store: EpisodeStore) -> list[RewardCount]:
-    """Count the rewards of a store's training episodes, by step."""
-    found = store.rows(
-        "SELECT step, reward, count(*) FROM episode WHERE validation = 0 AND reward IS NOT NULL "
-        "AND status != 'cancelled' GROUP BY step, reward"
-    )
-    return [RewardCount(*row) for row in found]
-
-
-def reward_histograms(runs: Sequence[Sequence[RewardCount]]) -> list[RewardHistogram]:
-    """Make the histograms of several runs, all with the same bins, so that they can be compared."""
-    values = sorted({found.reward for run in runs for found in run})
-    bins = _bins(values)
-    return [_histogram(run, values, bins) for run in runs]
-
-
-def _histogram(run: Sequence[RewardCount], values: list[float], bins: list[tuple[float, float]]) -> RewardHistogram:
-    steps = sorted({found.step for found in run})
-    counts = {step: [0] * len(bins) for step in steps}
-    place = {value: index for index, value in enumerate(values)} if len(bins) == len(values) else None
-    for step, reward, count in run:
-        counts[step][place[reward] if place is not None else _range_of(reward, values)] += count
-    return RewardHistogram(bins, steps, [counts[step] for step in steps])
-
-
-def _bins(values: list[float]) -> list[tuple[float, float]]:
-    if len(values) <= _MOST_VALUES:
-        return [(value, value) for value in values]
-    low, width = values[0], (values[-1] - values[0]) / _RANGES
-    return [(low + index * width, low + (index + 1) * width) for index in range(_RANGES)]
-
-
-def _range_of(reward: float, values: list[float]) -> int:
-    low, high = values[0], values[-1]
-    return min(_RANGES - 1, int((reward - low) / (high - low) * _RANGES))
 
 
 # ---------------------------------------------------------------- the routes
