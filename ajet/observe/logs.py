@@ -1,7 +1,7 @@
 """Logs of a run: `run.log` as JSON lines, short lines on the terminal; `Masker` takes the secrets out.
 
 Every part logs with `logging.getLogger(__name__)`. `AJET_LOG_LEVEL` (default INFO) sets what the terminal shows; the
-file holds at least INFO. A `Masker` hides a run's secrets in all that is logged or written.
+file holds at least INFO.
 """
 
 from __future__ import annotations

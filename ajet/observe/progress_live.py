@@ -1,4 +1,4 @@
-"""Progress that redraws itself: a table and a panel on a terminal, HTML in a notebook."""
+"""`LiveDisplay`: progress on a terminal, as a table with a line per step, and below it a panel that redraws itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """`Data`: the JSON that the viewer's scripts fetch, the queries that ask for it, and the files that readers download.
 
-A URL's query becomes an `EpisodeQuery` or a `TaskQuery`. CSV files are made here, too. Handlers
-are plain functions that run on worker threads, so a slow query doesn't hold up other pages.
+Handlers are plain functions that run on worker threads, so a slow query doesn't hold up other pages.
 """
 
 from __future__ import annotations
