@@ -17,8 +17,19 @@ from common import write_result
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from ajet.trainer.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, ZeroVariance, compute_credit
+from ajet.config.kinds import ESTIMATORS, load
+from ajet.trainer.credit import (
+    AdvantageEstimator,
+    Baseline,
+    CreditSettings,
+    LossNorm,
+    ZeroVariance,
+    compute_credit,
+    estimators,
+)
 from support import credit_reference as reference
+
+ALL: list[AdvantageEstimator] = [load(ESTIMATORS, name) for name in ESTIMATORS]
 
 BASELINES = [(Baseline.EPISODE, 1.0), (Baseline.TURN, 1.0), (Baseline.TURN, 0.9), (Baseline.STATE, 0.9)]
 STATE_WEIGHT, PASS_K, LENGTH = 0.7, 3, 50.0
@@ -68,8 +79,8 @@ def main() -> None:
     batches = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     advantages = [
         compare_advantages(estimator, baseline, gamma, batches)
-        for estimator, (baseline, gamma) in product(AdvantageEstimator, BASELINES)
-        if estimator is not AdvantageEstimator.PASS_AT_K or baseline is Baseline.EPISODE
+        for estimator, (baseline, gamma) in product(ALL, BASELINES)
+        if estimator is not estimators.PASS_AT_K or baseline is Baseline.EPISODE
     ]
     weights = [compare_weights(norm, multiplicity, batches) for norm, multiplicity in product(LossNorm, (False, True))]
     for row in advantages + weights:

@@ -67,9 +67,10 @@ def make_model(folder: Path) -> None:
     from ajet.backbone.local.demonstrations import replay
     from ajet.context_tracker import Renderer
     from ajet.engine.model_source import ModelSource
+    from ajet.trainer import loss as losses
     from ajet.trainer.checkpoint import write_model
     from ajet.trainer.credit import CreditSettings, imitation_credit, summarise
-    from ajet.trainer.loss import LossSettings, PolicyLoss
+    from ajet.trainer.loss import LossSettings
     from ajet.trainer.optimizer import OptimSettings
     from ajet.trainer.trainer import TrainSettings, Updater
 
@@ -96,7 +97,7 @@ def make_model(folder: Path) -> None:
     optim = OptimSettings(
         lr=3e-3, betas=(0.9, 0.98), warmup_steps=30, schedule="cosine", total_steps=IMITATION_STEPS, clip_grad=1.0
     )
-    trainer = Updater(model, TrainSettings(LossSettings(PolicyLoss.SFT), optim))
+    trainer = Updater(model, TrainSettings(LossSettings(losses.SFT), optim))
     for step in range(IMITATION_STEPS):
         chosen = rng.sample(episodes, 32)
         credit = imitation_credit([[summarise(episode) for episode in chosen]], CreditSettings())

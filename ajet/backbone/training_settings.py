@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ajet.config.kinds import ESTIMATORS, LOSSES, load
 from ajet.schema.errors import FeatureUnavailableError
-from ajet.trainer.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, Overlong, ZeroVariance
+from ajet.trainer.credit import Baseline, CreditSettings, LossNorm, Overlong, ZeroVariance
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -74,7 +75,7 @@ def credit_settings(config: Config) -> CreditSettings:
     if algorithm.overlong.buffer:
         overlong = Overlong(ajet.data.max_response_length, algorithm.overlong.buffer, algorithm.overlong.penalty)
     return CreditSettings(
-        estimator=AdvantageEstimator(algorithm.adv_estimator),
+        estimator=load(ESTIMATORS, algorithm.adv_estimator),
         baseline=_baseline(config),
         loss_norm=LossNorm(algorithm.loss_norm),
         # a teacher has something to say about groups with equal rewards too
@@ -164,7 +165,7 @@ def optim_settings(config: Config, total_steps: int) -> OptimSettings:
 
 def loss_settings(config: Config) -> LossSettings:
     """The loss and its terms, without a correction for the sampler."""
-    from ajet.trainer.loss import KLType, LossSettings, PolicyLoss
+    from ajet.trainer.loss import KLType, LossSettings
 
     common = config.ajet.trainer_common
     algorithm = common.algorithm
@@ -175,7 +176,7 @@ def loss_settings(config: Config) -> LossSettings:
         )
     low, high = clip_range(algorithm)
     return LossSettings(
-        policy_loss=PolicyLoss(algorithm.policy_loss),
+        policy_loss=load(LOSSES, algorithm.policy_loss),
         clip_low=low,
         clip_high=high,
         clip_dual=algorithm.clip_dual,

@@ -113,6 +113,24 @@ TRACKERS: Kinds = {
 }
 """An entry of `trainer_common.logger`, besides `console` and `file`: a `MetricsSink` that names its package."""
 
+ESTIMATORS: Kinds = {
+    "grpo": "ajet.trainer.credit.estimators->GRPO",
+    "drgrpo": "ajet.trainer.credit.estimators->DR_GRPO",
+    "rloo": "ajet.trainer.credit.estimators->RLOO",
+    "reinforce_plus_plus": "ajet.trainer.credit.estimators->REINFORCE_PLUS_PLUS",
+    "reinforce_plus_plus_baseline": "ajet.trainer.credit.estimators->REINFORCE_PLUS_PLUS_BASELINE",
+    "pass_at_k": "ajet.trainer.credit.estimators->PASS_AT_K",
+}
+"""`trainer_common.algorithm.adv_estimator`: an `AdvantageEstimator`."""
+
+LOSSES: Kinds = {
+    "ppo": "ajet.trainer.loss->PPO",
+    "gspo": "ajet.trainer.loss->GSPO",
+    "cispo": "ajet.trainer.loss->CISPO",
+    "sft": "ajet.trainer.loss->SFT",
+}
+"""`trainer_common.algorithm.policy_loss`: a `PolicyLoss`."""
+
 PROMPT_OPTIMISERS: Kinds = {
     "apo": "ajet.prompt_tuning.apo->APO",
     "gepa": "ajet.prompt_tuning.gepa->GEPA",
@@ -171,6 +189,8 @@ if TYPE_CHECKING:  # a type that is made at run time is a plain text to a checke
     SandboxName = str
     CliProgramName = str
     TrackerName = str
+    EstimatorName = str
+    LossName = str
     OptimiserName = str
     ProposerName = str
 else:
@@ -182,5 +202,7 @@ else:
     SandboxName = _named(SANDBOXES)
     CliProgramName = _named(CLI_PROGRAMS)
     TrackerName = _named_or_own(TRACKERS, "path/file.py->YourSink", "console", "file")
+    EstimatorName = _named(ESTIMATORS)
+    LossName = _named(LOSSES)
     OptimiserName = _named_or_own(PROMPT_OPTIMISERS, "path/file.py->YourAlgorithm")
     ProposerName = _named_or_own(PROPOSERS, "path/file.py->your_function")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ajet.config.kinds import TrackerName
+from ajet.config.kinds import EstimatorName, LossName, TrackerName
 from ajet.config.section import (
     AboveZero,
     Count,
@@ -87,9 +87,7 @@ class ReplayConfig(Section):
 class AlgorithmConfig(Section):
     """`ajet.trainer_common.algorithm`: from rewards to a loss."""
 
-    adv_estimator: Literal[
-        "grpo", "drgrpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "pass_at_k"
-    ] = "grpo"
+    adv_estimator: EstimatorName = "grpo"
     """How a reward becomes an advantage."""
     baseline: Literal["auto", "episode", "turn", "state"] = "auto"
     """What a call is compared with in the group's other episodes, always of the same agent. `episode`: all calls, by
@@ -100,7 +98,7 @@ class AlgorithmConfig(Section):
     """`baseline: state`: weight of the advantage among calls that answer the same observation."""
     pass_k: Positive = 4
     """`adv_estimator: pass_at_k`: train for the success of the best of this many episodes."""
-    policy_loss: Literal["ppo", "gspo", "cispo", "sft"] = "ppo"
+    policy_loss: LossName = "ppo"
     """Which loss."""
     clip_low: Annotated[float, Field(ge=0, le=1), NotBool] | None = None
     """The probability ratio is clipped below 1 - clip_low. null: 0.2, with `gspo` 0.0003."""

@@ -122,24 +122,60 @@ class AdaptiveKL:
         return coefficient * (1.0 + error / self.horizon)
 
 
-class PolicyLoss(StrEnum):
-    """The token loss."""
+TokenLoss = Callable[[Tensor, Tensor, Tensor, "LossSettings"], tuple[Tensor, Tensor]]
+"""Computes the loss of each entry from its ratio, new logprob and advantage, and 1.0 where clipping acts."""
 
-    PPO = "ppo"
-    """Clipped ratio of each token, with a higher upper bound (clip-higher)."""
-    GSPO = "gspo"
-    """The same with the ratio of the whole trajectory: exp of the mean log ratio of its tokens."""
-    CISPO = "cispo"
-    """Log-likelihood, weighted with the clipped, detached ratio: clipping never zeroes a token's gradient."""
-    SFT = "sft"
-    """Log-likelihood only; advantages are ignored."""
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """The loss of a token."""
+
+    name: str
+    token_loss: TokenLoss | None
+    """None: log-likelihood only; advantages are ignored."""
+    by_trajectory: bool = False
+    """The ratio is that of the whole trajectory: exp of the mean log ratio of its tokens."""
+
+    @property
+    def imitates(self) -> bool:
+        """Whether tokens are imitated, whatever their advantage."""
+        return self.token_loss is None
+
+
+def _cispo(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
+    bound = 1.0 + settings.clip_high
+    fixed_M = ratio_M.detach().clamp(max=bound)
+    return -fixed_M * advantage_M * new_M, (ratio_M.detach() > bound).to(new_M.dtype)
+
+
+def _clipped(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
+    plain_M = ratio_M * advantage_M
+    clipped_M = ratio_M.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high) * advantage_M
+    gain_M = torch.minimum(plain_M, clipped_M)
+    acts_M = clipped_M < plain_M
+    if settings.clip_dual is not None:
+        least_M = settings.clip_dual * advantage_M
+        beyond_M = (advantage_M < 0) & (gain_M < least_M)
+        gain_M = torch.where(beyond_M, least_M, gain_M)
+        acts_M = acts_M | beyond_M
+    return -gain_M, acts_M.detach().to(new_M.dtype)
+
+
+PPO = PolicyLoss("ppo", _clipped)
+"""Clipped ratio of each token, with a higher upper bound (clip-higher)."""
+GSPO = PolicyLoss("gspo", _clipped, by_trajectory=True)
+"""The same with the ratio of the whole trajectory."""
+CISPO = PolicyLoss("cispo", _cispo)
+"""Log-likelihood, weighted with the clipped, detached ratio: clipping never zeroes a token's gradient."""
+SFT = PolicyLoss("sft", None)
+"""Log-likelihood only."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
     """The loss and its terms."""
 
-    policy_loss: PolicyLoss = PolicyLoss.PPO
+    policy_loss: PolicyLoss = PPO
     clip_low: float = 0.2
     clip_high: float = 0.28
     clip_dual: float | None = 3.0
@@ -191,7 +227,8 @@ def policy_loss(
     weight_M = edges.weight_M
     result = LossResult(new_E.sum() * 0.0)
     note = _WeightedSums(result.sums, weight_M)
-    if settings.policy_loss is PolicyLoss.SFT:
+    token_loss = settings.policy_loss.token_loss
+    if token_loss is None:
         token_M = -new_E[at]
     else:
         if settings.correction is not None:
@@ -203,7 +240,7 @@ def policy_loss(
         result.sums["sampler_gap/max"] = (old_E.detach() - edges.sampler_E).abs().max()
         note("sampler_kl", (edges.sampler_E - new_E.detach())[at])
         log_ratio_E = new_E - old_E
-        if settings.policy_loss is PolicyLoss.GSPO:
+        if settings.policy_loss.by_trajectory:
             log_ratio_E = _trajectory_log_ratio(log_ratio_E, edges) + new_E - new_E.detach()
         ratio_M = log_ratio_E.clamp(max=MOST_LOG_RATIO).exp()[at]
         advantage_M = edges.advantage_M
@@ -211,19 +248,19 @@ def policy_loss(
             taught_M = (edges.teacher_E - old_E).detach()[at]
             note("teacher_kl", -taught_M)
             advantage_M = advantage_M + settings.distillation_coef * taught_M
-        token_M, clipped_M = TOKEN_LOSSES[settings.policy_loss](ratio_M, new_E[at], advantage_M, settings)
+        token_M, clipped_M = token_loss(ratio_M, new_E[at], advantage_M, settings)
         note("clip_fraction", clipped_M)
         note("ratio", ratio_M.detach())
         result.sums["ratio/max"] = ratio_M.detach().max()
     note("policy", token_M.detach())
     result.loss = result.loss + (weight_M * token_M).sum()
-    if edges.reference_E is not None and settings.policy_loss is not PolicyLoss.SFT:
+    if edges.reference_E is not None and not settings.policy_loss.imitates:
         kl_M = divergence(new_E, edges.reference_E, settings.kl_type)[at]
         note("kl", kl_M.detach())
         result.loss = result.loss + settings.kl_coef * (edges.weight_M * kl_M).sum()
     if entropy_E is not None:
         note("entropy", entropy_E.detach()[at])
-        if settings.entropy_coef and settings.policy_loss is not PolicyLoss.SFT:
+        if settings.entropy_coef and not settings.policy_loss.imitates:
             result.loss = result.loss - settings.entropy_coef * (edges.weight_M * entropy_E[at]).sum()
     result.sums["total/sum"] = result.loss.detach()
     return result
@@ -244,36 +281,6 @@ def _trajectory_log_ratio(log_ratio_E: Tensor, edges: EdgeTensors) -> Tensor:
         sums, numbers = trajectory_sums(log_ratio_E.detach(), edges.trajectory_E, count)
         mean_T = sums / numbers.clamp(min=1)
     return mean_T[edges.trajectory_E]
-
-
-def _cispo(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    bound = 1.0 + settings.clip_high
-    fixed_M = ratio_M.detach().clamp(max=bound)
-    return -fixed_M * advantage_M * new_M, (ratio_M.detach() > bound).to(new_M.dtype)
-
-
-def _clipped(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    plain_M = ratio_M * advantage_M
-    clipped_M = ratio_M.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high) * advantage_M
-    gain_M = torch.minimum(plain_M, clipped_M)
-    acts_M = clipped_M < plain_M
-    if settings.clip_dual is not None:
-        least_M = settings.clip_dual * advantage_M
-        beyond_M = (advantage_M < 0) & (gain_M < least_M)
-        gain_M = torch.where(beyond_M, least_M, gain_M)
-        acts_M = acts_M | beyond_M
-    return -gain_M, acts_M.detach().to(new_M.dtype)
-
-
-TokenLoss = Callable[[Tensor, Tensor, Tensor, LossSettings], tuple[Tensor, Tensor]]
-"""Computes the loss of each entry from its ratio, new logprob and advantage, and 1.0 where clipping acts."""
-
-TOKEN_LOSSES: dict[PolicyLoss, TokenLoss] = {
-    PolicyLoss.PPO: _clipped,
-    PolicyLoss.GSPO: _clipped,
-    PolicyLoss.CISPO: _cispo,
-}
-"""The formula of each loss that uses advantages; GSPO differs from PPO in the ratio."""
 
 
 class _WeightedSums:

@@ -19,7 +19,7 @@ from ajet.schema.episode import CallTree
 from ajet.trainer.credit.weights import EpisodeCredit, LossNorm, mini_batches
 from ajet.trainer.executor import Chosen, CostModel, Logprobs, choose, plan
 from ajet.trainer.forward import Entropy, Forward
-from ajet.trainer.loss import AdaptiveKL, EdgeTensors, LossSettings, PolicyLoss, policy_loss, trajectory_sums
+from ajet.trainer.loss import AdaptiveKL, EdgeTensors, LossSettings, policy_loss, trajectory_sums
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.output_head import require_liger
 from ajet.trainer.pack import Item, Layout, Pack, items_of
@@ -95,7 +95,7 @@ class Updater:
         self._device = device
         self.budget = settings.max_tokens or (AUTO_TOKENS_CPU if device.type == "cpu" else AUTO_TOKENS_GPU)
         """Unique tokens per pass."""
-        self._wants_reference = settings.loss.kl_coef > 0 and settings.loss.policy_loss is not PolicyLoss.SFT
+        self._wants_reference = settings.loss.kl_coef > 0 and not settings.loss.policy_loss.imitates
         if self._wants_reference and reference is None and not hasattr(model, "disable_adapter"):
             raise ValueError("a KL term needs a reference model (or a LoRA model, whose base is the reference)")
         self._dropouts = _adapter_dropouts(model)
@@ -183,7 +183,7 @@ class Updater:
         entropy = Entropy.GRADIENT if settings.entropy_coef else Entropy.VALUE
         log_ratio_T = sampler_log_ratio_T = None
         if len(packs) > 1 and old is not None:
-            if settings.policy_loss is PolicyLoss.GSPO:
+            if settings.policy_loss.by_trajectory:
                 sums, numbers = self._over_trajectories(packs, lambda pack: self._log_ratio(forward, pack, old))
                 log_ratio_T = sums / numbers.clamp(min=1)
             if settings.correction is not None and settings.correction.by_trajectory:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.trainer.loss import Correction, CorrectionMode, EdgeTensors, Level, LossSettings, PolicyLoss, policy_loss
+from ajet.trainer import loss as losses
+from ajet.trainer.loss import Correction, CorrectionMode, EdgeTensors, Level, LossSettings, policy_loss
 
 
 def token_gradients(
@@ -53,11 +54,11 @@ def test_a_token_that_became_far_likelier_and_is_punished_has_a_bounded_gradient
 
 
 def test_the_dual_clip_bounds_the_ratio_of_a_trajectory_too() -> None:
-    settings = LossSettings(PolicyLoss.GSPO)
+    settings = LossSettings(losses.GSPO)
     assert token_gradients([7.0, 6.0], [-1.0, -1.0], settings) == pytest.approx([0.0, 0.0])
 
 
-@pytest.mark.parametrize("settings", [LossSettings(), LossSettings(PolicyLoss.GSPO), LossSettings(PolicyLoss.CISPO)])
+@pytest.mark.parametrize("settings", [LossSettings(), LossSettings(losses.GSPO), LossSettings(losses.CISPO)])
 def test_even_an_overflowing_ratio_leaves_the_gradient_finite(settings: LossSettings) -> None:
     assert np.isfinite(token_gradients([1000.0, -1000.0], [-1.0, 1.0], settings)).all()
 
@@ -78,7 +79,7 @@ def test_gspo_is_the_papers_objective() -> None:
     got = token_gradients(
         log_ratios.tolist(),
         [advantages[i] for i in trajectory],
-        LossSettings(PolicyLoss.GSPO, clip_low=low, clip_high=high),
+        LossSettings(losses.GSPO, clip_low=low, clip_high=high),
         trajectory=trajectory.tolist(),
         weights=[1 / (3 * lengths[i]) for i in trajectory],
     )
@@ -123,7 +124,7 @@ def test_corrections_multiply_the_gradient_by_their_factor(
 
 
 def test_a_teachers_opinion_is_added_to_the_advantage() -> None:
-    for loss in (PolicyLoss.PPO, PolicyLoss.GSPO, PolicyLoss.CISPO):
+    for loss in (losses.PPO, losses.GSPO, losses.CISPO):
         got = token_gradients([0.0, 0.0], [0.5, 0.0], LossSettings(loss, distillation_coef=2.0), taught=[0.3, -1.0])
         assert got == pytest.approx([-(0.5 + 0.6), 2.0])
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ajet.schema.chat import Sampling
+from ajet.trainer import loss as losses
 from ajet.trainer.credit.weights import CallCredit, EpisodeCredit, LossNorm
 from ajet.trainer.executor import Chosen
 from ajet.trainer.forward import RowForward
@@ -56,7 +57,7 @@ def test_a_token_budget_changes_nothing_but_the_number_of_packs() -> None:
     assert gap(one, other) < 1e-3  # Adam turns rounding of near-zero gradients into steps of up to lr
 
 
-@pytest.mark.parametrize("loss", [PolicyLoss.PPO, PolicyLoss.GSPO])
+@pytest.mark.parametrize("loss", [losses.PPO, losses.GSPO])
 def test_mini_batches_use_old_logprobs_and_keep_the_scale(loss: PolicyLoss) -> None:
     model = small_model()
     trainer = Updater(model, TrainSettings(LossSettings(loss, correction=None), OPTIM, mini_batches=3, max_tokens=60))

@@ -14,16 +14,17 @@ from test_gradients import small_model
 from torch import Tensor
 
 from ajet.schema.episode import Call
+from ajet.trainer import loss as losses
 from ajet.trainer.credit import CreditSettings, LossNorm
 from ajet.trainer.credit.weights import mini_batches
-from ajet.trainer.loss import Correction, CorrectionMode, KLType, Level, LossSettings, PolicyLoss
+from ajet.trainer.loss import Correction, CorrectionMode, KLType, Level, LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.trainer import TrainSettings, Updater
 from support.random_batches import random_batch
 
 SEED = 5
 OPTIM = OptimSettings(lr=3e-3, weight_decay=0.01)
-GSPO = LossSettings(PolicyLoss.GSPO, clip_low=3e-4, clip_high=4e-4)
+GSPO = LossSettings(losses.GSPO, clip_low=3e-4, clip_high=4e-4)
 
 
 @dataclass
@@ -86,9 +87,9 @@ def row_loss(row: Row, model: Any, settings: LossSettings, scale: float, known: 
     total = torch.zeros((), dtype=torch.float64)
     for advantage, weight in row.entries:
         ratio = (new - old).exp()
-        if settings.policy_loss is PolicyLoss.GSPO:
+        if settings.policy_loss is losses.GSPO:
             ratio = known["mean"][row.trajectory].exp() * (new - new.detach()).exp()
-        if settings.policy_loss is PolicyLoss.CISPO:
+        if settings.policy_loss is losses.CISPO:
             gain = ratio.detach().clamp(max=high) * advantage * new
         else:
             gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
@@ -156,7 +157,7 @@ CASES: dict[str, tuple[LossSettings, LossNorm, dict[str, Any]]] = {
     "gspo": (replace(GSPO, correction=MASKED_BY_SEQUENCE), LossNorm.SEQUENCE_MEAN, {**TWICE, "max_tokens": 24}),
     "dr_grpo": (LossSettings(correction=None), LossNorm.DR_GRPO, {"mini_batches": 3, "max_tokens": 24}),
     "cispo": (
-        LossSettings(PolicyLoss.CISPO, correction=Correction(CorrectionMode.SEQUENCE_TIS, cap=3.0)),
+        LossSettings(losses.CISPO, correction=Correction(CorrectionMode.SEQUENCE_TIS, cap=3.0)),
         LossNorm.DR_GRPO,
         {**TWICE, "logits_chunk": 3},
     ),

@@ -19,21 +19,17 @@ EPSILON = 1e-6
 """Added to standard deviations before dividing by them."""
 
 
-class AdvantageEstimator(StrEnum):
+@dataclass(frozen=True, slots=True)
+class AdvantageEstimator:
     """How a value becomes an advantage."""
 
-    GRPO = "grpo"
-    """(value - group mean) / group standard deviation."""
-    DR_GRPO = "drgrpo"
-    """value - group mean."""
-    RLOO = "rloo"
-    """value - mean of the other episodes of the group."""
-    REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
-    """(value - batch mean) / batch standard deviation, without groups."""
-    REINFORCE_PLUS_PLUS_BASELINE = "reinforce_plus_plus_baseline"
-    """(value - group mean) / batch standard deviation of that difference."""
-    PASS_AT_K = "pass_at_k"
-    """What an episode adds to the success of the best of k."""
+    name: str
+    formula: Formula | None
+    """From a value and the statistics of what it is compared with. None: by the group's successes (pass@k)."""
+    whole_batch: bool = False
+    """Values are compared with the whole batch instead of their group."""
+    batch_deviation: bool = False
+    """Advantages are divided by their standard deviation in the batch."""
 
 
 def _normalised(of: Comparison) -> float:
@@ -48,17 +44,18 @@ def _leave_one_out(of: Comparison) -> float:
     return of.value - (of.mean * of.samples - of.own) / (of.samples - 1)
 
 
-ADVANTAGES: dict[AdvantageEstimator, Formula] = {
-    AdvantageEstimator.GRPO: _normalised,
-    AdvantageEstimator.DR_GRPO: _centred,
-    AdvantageEstimator.RLOO: _leave_one_out,
-    AdvantageEstimator.REINFORCE_PLUS_PLUS: _normalised,
-    AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE: _centred,
-}
-"""The formula of each estimator that compares values with each other."""
-
-BATCH_WIDE = (AdvantageEstimator.REINFORCE_PLUS_PLUS,)
-"""Estimators that compare a value with the whole batch instead of its group."""
+GRPO = AdvantageEstimator("grpo", _normalised)
+"""(value - group mean) / group standard deviation."""
+DR_GRPO = AdvantageEstimator("drgrpo", _centred)
+"""value - group mean."""
+RLOO = AdvantageEstimator("rloo", _leave_one_out)
+"""value - mean of the other episodes of the group."""
+REINFORCE_PLUS_PLUS = AdvantageEstimator("reinforce_plus_plus", _normalised, whole_batch=True)
+"""(value - batch mean) / batch standard deviation, without groups."""
+REINFORCE_PLUS_PLUS_BASELINE = AdvantageEstimator("reinforce_plus_plus_baseline", _centred, batch_deviation=True)
+"""(value - group mean) / batch standard deviation of that difference."""
+PASS_AT_K = AdvantageEstimator("pass_at_k", None)
+"""What an episode adds to the success of the best of k."""
 
 
 class ZeroVariance(StrEnum):
@@ -76,7 +73,7 @@ class ZeroVariance(StrEnum):
 class CreditSettings:
     """The estimator, and how tokens are weighted."""
 
-    estimator: AdvantageEstimator = AdvantageEstimator.GRPO
+    estimator: AdvantageEstimator = GRPO
     baseline: Baseline = Baseline.EPISODE
     loss_norm: LossNorm = LossNorm.TOKEN_MEAN
     zero_variance: ZeroVariance = ZeroVariance.SKIP
@@ -101,7 +98,7 @@ def compute_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditS
     """An advantage and a weight for every call of every episode of the batch."""
     compared = [_compare_group(group, settings) for group in groups]
     flat = [not group.varied for group in compared]
-    batch_wide = settings.estimator in BATCH_WIDE
+    batch_wide = settings.estimator.whole_batch
     drop = [same and not batch_wide and settings.zero_variance is not ZeroVariance.KEEP for same in flat]
     advantages = [group.advantages for group in compared]
     if batch_wide:
@@ -109,7 +106,7 @@ def compute_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditS
         spread = iter(whole_batch.advantages)
         advantages = [[next(spread) for _ in group] for group in groups]
         compared = [whole_batch]
-    elif settings.estimator is AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE:
+    elif settings.estimator.batch_deviation:
         advantages = _over_batch_deviation(groups, advantages)
 
     trained = [
@@ -171,12 +168,14 @@ def _masked_overlong(groups: Sequence[Sequence[EpisodeSummary]], settings: Credi
 
 
 def _compare(episodes: Sequence[EpisodeSummary], settings: CreditSettings) -> Compared:
+    formula = settings.estimator.formula
+    assert formula is not None, "pass@k compares no values"
     returns = [_returns(episode, settings) for episode in episodes]
-    return compare(episodes, returns, settings.baseline, ADVANTAGES[settings.estimator], settings.state_weight)
+    return compare(episodes, returns, settings.baseline, formula, settings.state_weight)
 
 
 def _compare_group(group: Sequence[EpisodeSummary], settings: CreditSettings) -> Compared:
-    if settings.estimator is not AdvantageEstimator.PASS_AT_K:
+    if settings.estimator.formula is not None:
         return _compare(group, settings)
     threshold = settings.success_threshold
     successes = [e.reward >= threshold if e.success is None else e.success for e in group]

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.backbone.ray.credit import summary_of
+from ajet.config.kinds import ESTIMATORS, load
 from ajet.schema.episode import ROOT, Call, CallTree, DropReason, Episode, EpisodeStatus, Ledger, Outcome, Run
 from ajet.trainer.credit import (
     AdvantageEstimator,
@@ -25,12 +26,15 @@ from ajet.trainer.credit import (
     ZeroVariance,
     compute_credit,
     earned,
+    estimators,
     imitation_credit,
     mini_batches,
     summarise,
     teaches,
 )
 from ajet.trainer.credit.summary import returns_of
+
+ALL: list[AdvantageEstimator] = [load(ESTIMATORS, name) for name in ESTIMATORS]
 
 
 def single(reward: float, tokens: int = 10, name: str = "e") -> EpisodeSummary:
@@ -63,13 +67,13 @@ def test_grpo_worked() -> None:
 
 def test_dr_grpo_worked() -> None:
     group = [single(3.0), single(0.0), single(0.0)]
-    assert [a for (a,) in advantages([group], estimator=AdvantageEstimator.DR_GRPO)] == pytest.approx([2.0, -1.0, -1.0])
+    assert [a for (a,) in advantages([group], estimator=estimators.DR_GRPO)] == pytest.approx([2.0, -1.0, -1.0])
 
 
 def test_rloo_worked() -> None:
     # others of 3 have mean 0; others of a 0 have mean 1.5
     group = [single(3.0), single(0.0), single(0.0)]
-    assert [a for (a,) in advantages([group], estimator=AdvantageEstimator.RLOO)] == pytest.approx([3.0, -1.5, -1.5])
+    assert [a for (a,) in advantages([group], estimator=estimators.RLOO)] == pytest.approx([3.0, -1.5, -1.5])
 
 
 def test_reinforce_plus_plus_worked() -> None:
@@ -77,9 +81,7 @@ def test_reinforce_plus_plus_worked() -> None:
     groups = [[single(4.0), single(2.0)], [single(0.0), single(2.0)], [single(2.0), single(2.0)]]
     std = sqrt(8 / 5) + 1e-6
     expected = [2 / std, 0.0, -2 / std, 0.0, 0.0, 0.0]
-    assert [a for (a,) in advantages(groups, estimator=AdvantageEstimator.REINFORCE_PLUS_PLUS)] == pytest.approx(
-        expected
-    )
+    assert [a for (a,) in advantages(groups, estimator=estimators.REINFORCE_PLUS_PLUS)] == pytest.approx(expected)
 
 
 def test_an_episode_of_many_calls_weighs_no_more_than_one_of_one() -> None:
@@ -118,7 +120,7 @@ def test_a_replacing_reward_keeps_the_outcome_from_its_call_and_those_before() -
 def test_what_an_episode_earned_is_what_its_group_is_compared_by(given: list[tuple[float, float, float]]) -> None:
     group = [chain(reward, [3, 5], [first, second]) for reward, first, second in given]
     mean = sum(map(earned, group)) / len(group)
-    centred = advantages([group], estimator=AdvantageEstimator.DR_GRPO)
+    centred = advantages([group], estimator=estimators.DR_GRPO)
     assert [a for a, _ in centred] == pytest.approx([earned(one) - mean for one in group], abs=1e-6)
 
 
@@ -141,7 +143,7 @@ def test_a_penalty_is_taken_off_where_it_arose() -> None:
 # ---------------------------------------------------------------------------------------- like compared with like
 
 
-@pytest.mark.parametrize("estimator", [e for e in AdvantageEstimator if e is not AdvantageEstimator.PASS_AT_K])
+@pytest.mark.parametrize("estimator", [e for e in ALL if e is not estimators.PASS_AT_K])
 @pytest.mark.parametrize("baseline", [Baseline.TURN, Baseline.STATE])
 def test_a_constant_reward_teaches_nothing_at_any_discount(estimator: AdvantageEstimator, baseline: Baseline) -> None:
     group = [chain(1.0, [3, 5, 2]) for _ in range(4)]
@@ -170,7 +172,7 @@ def test_agents_with_constant_but_different_rewards_teach_nothing() -> None:
 
 def test_an_agent_is_compared_with_the_same_agent() -> None:
     group = [pair(10.0, 1.0), pair(12.0, 0.0)]
-    assert advantages([group], estimator=AdvantageEstimator.DR_GRPO) == [
+    assert advantages([group], estimator=estimators.DR_GRPO) == [
         pytest.approx([-1.0, 0.5]),
         pytest.approx([1.0, -0.5]),
     ]
@@ -180,7 +182,7 @@ def test_an_agent_without_another_episode_has_advantage_nothing() -> None:
     group = [pair(1.0, 5.0), single(0.0), single(0.0)]
     group[0].calls[0].agent = "a"
     group[0].agent_rewards = {"critic": 5.0, "a": 1.0}
-    credit = compute_credit([group], CreditSettings(estimator=AdvantageEstimator.DR_GRPO))
+    credit = compute_credit([group], CreditSettings(estimator=estimators.DR_GRPO))
     assert [call.advantage for call in credit.episodes[0].calls] == pytest.approx([2 / 3, 0.0])
     assert credit.metrics["credit/agents_alone"] == 1.0
 
@@ -188,7 +190,7 @@ def test_an_agent_without_another_episode_has_advantage_nothing() -> None:
 def test_a_turn_that_one_episode_reached_has_the_advantage_of_its_whole_return() -> None:
     # turn 0: values 2, 1, 1 (mean 4/3); turn 1: 2 and 1 (mean 1.5); turn 2 occurs once: 2 against 2, 1, 1
     group = [chain(2.0, [1, 1, 1]), chain(1.0, [1, 1]), chain(1.0, [1])]
-    options = {"estimator": AdvantageEstimator.DR_GRPO, "baseline": Baseline.TURN}
+    options = {"estimator": estimators.DR_GRPO, "baseline": Baseline.TURN}
     assert advantages([group], **options) == [
         pytest.approx([2 / 3, 0.5, 2 / 3]),
         pytest.approx([-1 / 3, -0.5]),
@@ -199,7 +201,7 @@ def test_a_turn_that_one_episode_reached_has_the_advantage_of_its_whole_return()
 
 def test_unequal_lengths_alone_do_not_make_a_lonely_turn_vary() -> None:
     group = [chain(1.0, [1, 1, 1]), chain(1.0, [1])]
-    got = advantages([group], baseline=Baseline.TURN, gamma=0.9, estimator=AdvantageEstimator.DR_GRPO)
+    got = advantages([group], baseline=Baseline.TURN, gamma=0.9, estimator=estimators.DR_GRPO)
     assert got[0] == pytest.approx([-0.095, 0.0, 0.0])  # 0.81 against 1 at turn 0; nothing else is discounted
 
 
@@ -209,7 +211,7 @@ def test_the_state_baseline_adds_what_was_done_in_the_same_state() -> None:
     for episode, states in zip(group, (("a", "b"), ("c", "d", "b")), strict=True):
         for call, state in zip(episode.calls, states, strict=True):
             call.state = state
-    options = {"estimator": AdvantageEstimator.DR_GRPO, "baseline": Baseline.STATE, "state_weight": 0.5}
+    options = {"estimator": estimators.DR_GRPO, "baseline": Baseline.STATE, "state_weight": 0.5}
     got = advantages([group], **options)
     assert got == [pytest.approx([0.5, 0.75]), pytest.approx([-0.5, -0.5, -0.75])]
 
@@ -236,7 +238,7 @@ def test_zero_variance_groups() -> None:
 
 def test_a_failed_attempt_without_trained_tokens_still_counts_in_the_statistics() -> None:
     group = [single(1.0), single(0.0, tokens=0)]
-    assert advantages([group], estimator=AdvantageEstimator.DR_GRPO)[0] == [0.5]
+    assert advantages([group], estimator=estimators.DR_GRPO)[0] == [0.5]
 
 
 def test_norms_worked() -> None:
@@ -276,7 +278,7 @@ def test_a_part_of_a_batch_weighs_as_a_batch_of_its_own() -> None:
 def test_what_was_cut_by_its_length_is_compared_but_not_trained() -> None:
     group = [single(1.0, 10), single(1.0, 10), single(0.0, 100)]
     group[2].cut = True
-    options = {"mask_overlong": True, "estimator": AdvantageEstimator.DR_GRPO}
+    options = {"mask_overlong": True, "estimator": estimators.DR_GRPO}
     credit = compute_credit([group], CreditSettings(**options))  # type: ignore[arg-type]
     assert [call.entries for episode in credit.episodes for call in episode.calls] == [
         [(pytest.approx(1 / 3), 1 / 20)],
@@ -324,7 +326,7 @@ def test_a_masked_episode_is_compared_with_its_overlong_penalty() -> None:
     cut_row = [summarise(group[0]), summarise(group[1]), summary_of(played(100), [])]
     cut = [single(1.0, 10), single(1.0, 10), single(1.0, 100)]
     cut[2].cut = True
-    keys: dict[str, Any] = {"overlong": Overlong(limit=100, buffer=20), "estimator": AdvantageEstimator.DR_GRPO}
+    keys: dict[str, Any] = {"overlong": Overlong(limit=100, buffer=20), "estimator": estimators.DR_GRPO}
     expected = [[pytest.approx(1 / 3)], [pytest.approx(1 / 3)], [0.0]]
     for summaries in ([summarise(each) for each in group], rowless, cut_row):
         assert advantages([summaries], **keys) == expected
@@ -332,7 +334,7 @@ def test_a_masked_episode_is_compared_with_its_overlong_penalty() -> None:
     assert summarise(played(100, "abandoned")).length == 0
 
 
-@given(st.lists(st.floats(-5, 5), min_size=2, max_size=6), st.sampled_from(list(AdvantageEstimator)))
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=6), st.sampled_from(ALL))
 @settings(max_examples=50, deadline=None)
 def test_advantages_sum_to_nothing(rewards: list[float], estimator: AdvantageEstimator) -> None:
     got = advantages([[single(r) for r in rewards]], estimator=estimator, zero_variance=ZeroVariance.KEEP, pass_k=2)
@@ -419,9 +421,7 @@ def test_the_summary_knows_success_and_what_was_cut() -> None:
 
 def test_multiplicity_has_an_entry_for_each_leaf() -> None:
     summary = summarise(best_of_two())
-    credit = compute_credit(
-        [[summary, single(0.0)]], CreditSettings(multiplicity=True, estimator=AdvantageEstimator.DR_GRPO)
-    )
+    credit = compute_credit([[summary, single(0.0)]], CreditSettings(multiplicity=True, estimator=estimators.DR_GRPO))
     assert [len(call.entries) for call in credit.episodes[0].calls] == [1, 2, 1, 1]
     assert {weight for call in credit.episodes[0].calls for _, weight in call.entries} == {1 / 22}
 

@@ -7,17 +7,28 @@ from itertools import product
 import numpy as np
 import pytest
 
-from ajet.trainer.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, ZeroVariance, compute_credit
+from ajet.config.kinds import ESTIMATORS, load
+from ajet.trainer.credit import (
+    AdvantageEstimator,
+    Baseline,
+    CreditSettings,
+    LossNorm,
+    ZeroVariance,
+    compute_credit,
+    estimators,
+)
 from ajet.trainer.credit.estimators import pass_at_k_advantages
 from support import credit_reference as reference
+
+ALL: list[AdvantageEstimator] = [load(ESTIMATORS, name) for name in ESTIMATORS]
 
 COMBINATIONS = [
     (estimator, baseline, gamma)
     for estimator, (baseline, gamma) in product(
-        AdvantageEstimator,
+        ALL,
         [(Baseline.EPISODE, 1.0), (Baseline.TURN, 1.0), (Baseline.TURN, 0.9), (Baseline.STATE, 0.9)],
     )
-    if estimator is not AdvantageEstimator.PASS_AT_K or baseline is Baseline.EPISODE
+    if estimator is not estimators.PASS_AT_K or baseline is Baseline.EPISODE
 ]
 
 
@@ -70,9 +81,9 @@ def test_pass_at_k_takes_the_judge_s_word_for_success() -> None:
     batch = [[reference.Played([reference.Turn("a", 1)], 0.4) for _ in range(4)]]
     summaries = [[played.summary("e") for played in batch[0]]]
     summaries[0][0].success = True
-    settings = CreditSettings(estimator=AdvantageEstimator.PASS_AT_K, pass_k=2)
+    settings = CreditSettings(estimator=estimators.PASS_AT_K, pass_k=2)
     got = [call.advantage for episode in compute_credit(summaries, settings).episodes for call in episode.calls]
     assert got == pytest.approx(reference.pass_at_k([True, False, False, False], 2))
-    lower = CreditSettings(estimator=AdvantageEstimator.PASS_AT_K, pass_k=2, success_threshold=0.3)
+    lower = CreditSettings(estimator=estimators.PASS_AT_K, pass_k=2, success_threshold=0.3)
     summaries[0][0].success = None
     assert compute_credit(summaries, lower).zero_variance_groups == 1

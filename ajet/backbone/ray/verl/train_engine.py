@@ -25,7 +25,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 from ajet.backbone.ray.payload import KEY, RunPayload
 from ajet.backbone.ray.verl.rows import WEIGHTS
 from ajet.backbone.training_settings import correction_settings, loss_settings, optim_settings
-from ajet.trainer.loss import EdgeTensors, LossSettings, PolicyLoss, policy_loss
+from ajet.trainer.loss import EdgeTensors, LossSettings, policy_loss
 
 VENDORS = ("nvidia", "amd")
 """The vendors of devices that verl calls `cuda`."""
@@ -107,7 +107,7 @@ class RowLoss:
         new = no_padding_2_padding(model_output["log_probs"], data)
         entropy = model_output.get("entropy")
         names = [WEIGHTS, "advantages", "old_log_probs", "rollout_log_probs"]
-        has_reference = self.settings.kl_coef > 0 and self.settings.policy_loss is not PolicyLoss.SFT
+        has_reference = self.settings.kl_coef > 0 and not self.settings.policy_loss.imitates
         if has_reference:
             names.append("ref_log_prob")
         rows = data.select(*names).to_padded_tensor()

@@ -20,7 +20,14 @@ from ajet.backbone.ray.credit import (
 from ajet.backbone.ray.verl.rows import Row, group_rows, rows_of, validation_row
 from ajet.context_tracker.samples import linear_samples
 from ajet.schema.episode import ROOT, Episode, EpisodeGroup, EpisodeStatus
-from ajet.trainer.credit import AdvantageEstimator, Baseline, CreditSettings, LossNorm, compute_credit, summarise
+from ajet.trainer.credit import (
+    Baseline,
+    CreditSettings,
+    LossNorm,
+    compute_credit,
+    estimators,
+    summarise,
+)
 from support.episodes import BRANCHING, LINEAR, make_groups
 
 
@@ -93,9 +100,7 @@ def test_with_multiplicity_a_token_has_its_rows_entry() -> None:
 def test_with_multiplicity_cut_and_left_out_rows_keep_their_leaf(response: int, most: int) -> None:
     """A row that ends before its leaf still has the leaf's advantage; a row that was left out has no entry."""
     groups = make_groups(BRANCHING)
-    settings = CreditSettings(
-        multiplicity=True, estimator=AdvantageEstimator.DR_GRPO, gamma=0.5, baseline=Baseline.TURN
-    )
+    settings = CreditSettings(multiplicity=True, estimator=estimators.DR_GRPO, gamma=0.5, baseline=Baseline.TURN)
     rows, leaves, tokens = [], [], 0
     for episode in [e for group in groups for e in group]:
         samples = samples_of(episode, response=response, sharing="multiplicity", most=most)
@@ -123,7 +128,7 @@ def test_episodes_without_rows_count_in_the_baseline() -> None:
         call.mask[:] = False
     rows = batch_rows([group])
     rows[0].tag[ROWLESS] = rowless_tag(group[2:])
-    settings = CreditSettings(estimator=AdvantageEstimator.DR_GRPO)
+    settings = CreditSettings(estimator=estimators.DR_GRPO)
     result = credit_batch([row.key for row in rows], [row.tag for row in rows], settings)
     got = {episode.episode_id: [call.advantage for call in episode.calls] for episode in result.episodes}
     assert got["e0-0"] == pytest.approx([2 / 3])
@@ -137,9 +142,7 @@ def test_a_group_without_any_row_counts_as_in_the_embedded_trainer(norm: LossNor
     for episode in groups[1]:
         for call in episode.tree.calls:
             call.mask[:] = False
-    settings = CreditSettings(
-        loss_norm=norm, dr_grpo_length=60.0, estimator=AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE
-    )
+    settings = CreditSettings(loss_norm=norm, dr_grpo_length=60.0, estimator=estimators.REINFORCE_PLUS_PLUS_BASELINE)
     rows = []
     for group in groups:
         made = EpisodeGroup(group[0].group_id, group[0].task_id, group)
