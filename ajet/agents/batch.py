@@ -182,7 +182,7 @@ class _BatchRunner:
                 await self._batch.judge(task, trajectory)
             reward: Any = trajectory.reward
             if reward is not None and not (isinstance(reward, int | float) and math.isfinite(reward)):
-                raise RewardError(f"the reward is {reward!r}, which is no finite number")
+                raise RewardError(f"the reward is {reward!r}, which is not a finite number")
         except Exception as error:  # noqa: BLE001 - the judge is the user's: it fails this run, not the others
             trajectory.reward = trajectory.is_success = None
             trajectory.failure = Failure(type(error).__name__, f"it could not be judged: {error}")

@@ -46,7 +46,7 @@ class ModelMessage(dict[str, Any]):
 
     @property
     def no_answer(self) -> StopReason | None:
-        """Why it is no answer, whatever it says. None: nothing speaks against it."""
+        """Why it is not an answer, whatever it says. None: nothing speaks against it."""
         return StopReason.REFUSED if self.get("refusal") else NO_ANSWER.get(self.finish_reason)
 
 
@@ -99,7 +99,7 @@ class ModelFunction(Protocol):
 
 
 class ModelReplyError(ConfigError):
-    """A function that was given as a model returned something that is no reply."""
+    """A function that was given as a model returned something that is not a reply."""
 
 
 def as_model_function(source: Any, model: str = "", *, api_key: str | None = None) -> ModelFunction:
@@ -132,7 +132,7 @@ def _named(model: str) -> str:
 def _at_address(address: str, model: str, api_key: str | None) -> ModelFunction:
 
     if not address.startswith(("http://", "https://")):
-        raise ConfigError(f"{EXPECTED}; {address!r} is no URL. Write, for example, http://localhost:8000/v1")
+        raise ConfigError(f"{EXPECTED}; {address!r} is not a URL. Write, for example, http://localhost:8000/v1")
     key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
     return AddressModelFunction(address, key, _named(model))
 
@@ -255,7 +255,7 @@ def message_of(reply: ChatCompletion) -> ModelMessage:
     written = getattr(choice, "message", None)
     content = joined_text(getattr(written, "content", None) or "")
     if written is None or not isinstance(content, str):
-        raise EngineError(f"the model's server answered with what is no reply: {reply!r:.300}")
+        raise EngineError(f"the model's server's answer is not a reply: {reply!r:.300}")
     message = ModelMessage(role="assistant", content=content)
     if reasoning := getattr(written, "reasoning_content", None):
         message["reasoning_content"] = reasoning

@@ -259,7 +259,7 @@ def _named(agent: Any) -> str:
         function = agent if isinstance(agent, RolloutFunction) else RolloutFunction(agent)
         return _importable(function) or publish(function)
     raise UserError(
-        f"{agent!r:.100} is no agent: pass a function decorated with @rollout, a class derived from Workflow, "
+        f"{agent!r:.100} is not an agent: pass a function decorated with @rollout, a class derived from Workflow, "
         "or `path/file.py->name`"
     )
 

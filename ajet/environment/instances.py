@@ -396,7 +396,7 @@ def _how(event: dict[str, Any]) -> str:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A line from an instance; None if it is no answer. User code may have written to the channel."""
+    """A line from an instance; None if it is not an answer. User code may have written to the channel."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):

@@ -303,7 +303,7 @@ class ServiceEnvironment(Environment):
 
 def described_tools(told: Any) -> Sequence[Mapping[str, Any]]:
     """The tools in a service's answer: a list of schemas in OpenAI's form, or an object with such a list as `tools`.
-    Documentation in words is no tool."""
+    Documentation in words is not a tool."""
     listed = told.get("tools") if isinstance(told, Mapping) else told
     if not isinstance(listed, list):
         return ()

@@ -51,7 +51,7 @@ def export_episodes(store: EpisodeStore, where: EpisodeFilter, form: ExportForma
     recorded = store.all(where)
     if is_stream(target):
         if form is ExportFormat.PARQUET:
-            raise ExportTargetError(f"{target} is no file: Parquet is written to files only")
+            raise ExportTargetError(f"{target} is not a file: Parquet is written to files only")
         with target.open("w", encoding="utf-8") as stream:
             return _write_lines(stream, recorded, form)
     target = target.resolve()  # a link stays one

@@ -73,7 +73,7 @@ class StopReason(StrEnum):
     AGENT = "agent"
     """The agent itself, by its `should_continue`."""
     REPLY_CUT = "reply_cut"
-    """The last reply reached its maximum length, so it is no answer."""
+    """The last reply reached its maximum length, so it is not an answer."""
     REFUSED = "refused"
     """The model declined to answer, or its server's filter withheld the reply."""
     MODEL_ERROR = "model_error"

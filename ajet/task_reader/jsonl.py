@@ -86,7 +86,7 @@ def _parse(line: bytes) -> Any:
             json.dumps(record, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = ord(error.object[error.start])
-            raise BadRecord(f"\\u{half:04x} is half of a surrogate pair, which is no character") from None
+            raise BadRecord(f"\\u{half:04x} is half of a surrogate pair, which is not a character") from None
     return record
 
 

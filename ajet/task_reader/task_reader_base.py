@@ -143,7 +143,7 @@ def require_tasks(tasks: Any, reader: str) -> list[Task]:
         for field in ("task_id", "env_type", "main_query"):
             if encodable(text := getattr(task, field)) != text:
                 raise TaskDataError(
-                    f"{reader}: the {field} of task {number} has half of a surrogate pair, which is no character: "
+                    f"{reader}: the {field} of task {number} has half of a surrogate pair, which is not a character: "
                     f"{encodable(text)[:80]!r}"
                 )
     return listed

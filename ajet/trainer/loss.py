@@ -115,7 +115,7 @@ class AdaptiveKL:
     """Steps in which the coefficient can change by about a fifth: each step changes it by at most 0.2 / horizon."""
 
     def next(self, coefficient: float, measured: float) -> float:
-        """The coefficient of the next step. A divergence that is no number says nothing."""
+        """The coefficient of the next step. A divergence that is not a number says nothing."""
         if math.isnan(measured):
             return coefficient
         error = min(max(measured / self.target - 1.0, -0.2), 0.2)

@@ -100,7 +100,7 @@ def test_a_servers_content_in_parts_is_text() -> None:
 def test_what_a_server_answers_that_is_no_reply(answer: Any) -> None:
     kind = "text/html" if isinstance(answer, str) else "application/json"
     server = Server(lambda *_: (200, {"content-type": kind}, answer))
-    with pytest.raises(EngineError, match=r"the model's server answered with what is no reply: "):
+    with pytest.raises(EngineError, match=r"the model's server's answer is not a reply: "):
         ask(as_model_function(server.url, "m"))
 
 
@@ -190,7 +190,7 @@ def test_what_is_no_reply_is_not_taken_for_one(reply: Any) -> None:
 
 
 def test_what_is_no_model() -> None:
-    for source, says in ((42, "int"), ("localhost:8000", "no URL"), ("http://localhost/v1", "name of the model")):
+    for source, says in ((42, "int"), ("localhost:8000", "not a URL"), ("http://localhost/v1", "name of the model")):
         with pytest.raises(ConfigError, match=says):
             as_model_function(source)
 

@@ -102,7 +102,7 @@ def test_a_judges_reward_that_is_no_number_is_a_failure(tmp_path: Path, reward: 
         trajectory.reward, trajectory.is_success = reward, True
 
     done = asyncio.run(run_batch(batch(tmp_path, Echo(), judge=odd)))
-    assert all("no finite number" in str(trajectory.failure) for trajectory in done)
+    assert all("not a finite number" in str(trajectory.failure) for trajectory in done)
     assert {(trajectory.reward, trajectory.is_success) for trajectory in done} == {(None, None)}
     assert asyncio.run(run_batch(batch(tmp_path, Echo())))[0].reward == 1.0  # as one that failed, it was run again
 

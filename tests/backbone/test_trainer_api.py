@@ -147,7 +147,7 @@ def test_the_configuration_is_the_yamls(tmp_path: Path) -> None:
             lambda path: config_of(Trainer(exp_dir=path), train={"train": []}),
             r"not dict\n    pass a part of it: .*'train'",
         ),
-        (lambda path: config_of(Trainer(exp_dir=path), agent=3), "3 is no agent"),
+        (lambda path: config_of(Trainer(exp_dir=path), agent=3), "3 is not an agent"),
         (lambda path: config_of(Trainer(exp_dir=path), agent="nothere.py->x"), "no file 'nothere.py'"),
         (lambda path: config_of(Trainer(exp_dir=path), train=[{"a": [object()]}]), r"train_dataset\[0\]\['a'\]\[0\]"),
         (lambda path: config_of(Trainer(exp_dir=path), train=[{"x": 1}, {"x": math.nan}]), r"\[1\]\['x'\] is nan"),

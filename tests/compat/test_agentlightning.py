@@ -254,7 +254,7 @@ def test_apos_arguments_are_ours(tmp_path: Path) -> None:
     ("make", "says"),
     [
         (lambda: agl.Trainer(algoritm=None), "Trainer takes no algoritm"),
-        (lambda: agl.Trainer().fit(3, [1]), "3 is no agent"),
+        (lambda: agl.Trainer().fit(3, [1]), "3 is not an agent"),
         (lambda: agl.Trainer().fit(agl.rollout(lambda task: 1.0)), r"no tasks: pass train_dataset"),
         (lambda: agl.Trainer().fit(agl.rollout(lambda task, prompt_template: 1.0), [{"n": 1}]), "initial_resources="),
         (lambda: agl.llm_rollout(lambda task: 1.0), "has no parameter 'llm'"),

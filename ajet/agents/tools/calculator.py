@@ -143,7 +143,7 @@ def _value(node: ast.expr) -> Value:
         case ast.Call():
             raise CalculatorError("only the listed functions can be called, without keywords")
         case _:
-            raise CalculatorError(f"{ast.unparse(node)[:60]!r} is no arithmetic: numbers, operators, functions, lists")
+            raise CalculatorError(f"{ast.unparse(node)[:60]!r} is not arithmetic: numbers, operators, functions, lists")
 
 
 def _call(name: str, arguments: list[Value]) -> Value:

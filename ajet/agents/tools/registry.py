@@ -348,7 +348,8 @@ def as_tool(value: Any) -> AnyTool:
     if inspect.isroutine(value):
         return FunctionTool(value)
     raise ToolSetupError(
-        f"{value!r:.100} is no tool: decorate a function with @tool, or define name, description, parameters and open"
+        f"{value!r:.100} is not a tool: decorate a function with @tool, or define name, description, parameters and "
+        "open"
     )
 
 
@@ -403,6 +404,6 @@ def _build(maker: AnyTool | Maker, options: dict[str, Any], name: str) -> AnyToo
     made = maker(**values)
     if isinstance(made, type) or not isinstance(made, Tool | ToolSource):
         raise ToolSetupError(
-            f"{name} made {made!r:.100}, which is no tool: it needs name, description, parameters, open"
+            f"{name} made {made!r:.100}, which is not a tool: it needs name, description, parameters, open"
         )
     return made

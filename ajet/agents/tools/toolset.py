@@ -149,7 +149,7 @@ class Toolset:
         if not isinstance(result, ToolResult):
             return ToolResult(as_text(result))
         if result.reward is not None and not math.isfinite(result.reward):
-            return _failed(f"{name} failed: its reward is {result.reward}, which is no finite number")
+            return _failed(f"{name} failed: its reward is {result.reward}, which is not a finite number")
         return result
 
     def _unknown(self, name: str) -> str:
@@ -256,7 +256,7 @@ def _validator(tool: Tool) -> Any:
     try:
         _VALIDATOR.check_schema(tool.parameters)
     except jsonschema.SchemaError as error:
-        raise ToolSetupError(f"tool {tool.name!r}: parameters are no valid JSON schema: {error.message}") from None
+        raise ToolSetupError(f"tool {tool.name!r}: parameters are not a valid JSON schema: {error.message}") from None
     return _VALIDATOR(tool.parameters, registry=_NO_FETCHING)
 
 

@@ -54,7 +54,7 @@ class AllowList:
         self._places: list[_AllowedPlace] = []
         for entry in entries:
             if not isinstance(entry, str) or not entry.strip():
-                raise ToolSetupError(f"web_fetch.allow: {entry!r} is no host")
+                raise ToolSetupError(f"web_fetch.allow: {entry!r} is not a host")
             try:
                 self._networks.append(ipaddress.ip_network(entry.strip("[]"), strict=False))
             except ValueError:
@@ -73,9 +73,11 @@ class AllowList:
             path = _plain_path(parts.path)
             parts.query.encode("ascii")
         except ValueError:
-            raise Refused(f"{url[:200]!r} is no address: write it in full, with unusual characters escaped") from None
+            raise Refused(
+                f"{url[:200]!r} is not an address: write it in full, with unusual characters escaped"
+            ) from None
         if parts.scheme not in PORTS or not host:
-            raise Refused(f"{url[:200]!r} is no address of the web: it must begin with https:// or http://")
+            raise Refused(f"{url[:200]!r} is not a web address: it must begin with https:// or http://")
         if parts.username is not None or parts.password is not None:
             raise Refused("an address with a user name or password is not fetched")
         literal = _literal(host)
@@ -100,7 +102,7 @@ class AllowList:
         for text in addresses:
             address = _unwrapped(ipaddress.ip_address(text.partition("%")[0]))
             if not address.is_global and not any(address in network for network in self._networks):
-                raise Refused(f"{host} leads to {address}, which is no public address, and may not be fetched")
+                raise Refused(f"{host} leads to {address}, which is not a public address, and may not be fetched")
         return addresses
 
     def _of_host(self, host: str) -> bool:
@@ -123,7 +125,7 @@ class _AllowedPlace:
             self.host = ""
         if not self.host or "*" in self.host or parts.scheme not in ("", *PORTS) or parts.query or parts.username:
             raise ToolSetupError(
-                f"web_fetch.allow: {entry!r} is no host; write docs.python.org, *.example.org, example.org:8080, "
+                f"web_fetch.allow: {entry!r} is not a host; write docs.python.org, *.example.org, example.org:8080, "
                 "https://example.org/docs/ or an IP address"
             )
         self._scheme = parts.scheme

@@ -96,7 +96,7 @@ class ServerTeacher:
             try:
                 answer = self._runtime.run(self._post("/tokenize", {"prompt": text, "add_special_tokens": False}))
             except (EngineError, InvalidRequestError) as error:
-                raise ConfigError(f"{KEY}: {self._address} is no vLLM server that can be asked ({error})") from error
+                raise ConfigError(f"{KEY}: {self._address} is not a vLLM server that can be asked ({error})") from error
             if answer.get("tokens") != tokenizer(text, add_special_tokens=False)["input_ids"]:
                 raise ConfigError(f"{KEY}: {self._address} has another vocabulary than the model that is trained")
 

@@ -76,7 +76,7 @@ class PromptJournal:
         self._file: TextIO | None = None
 
     def resume(self) -> History:
-        """Drop what is no part of a complete round, and put `best.yaml` right. Raises `HistoryError`."""
+        """Drop what is not part of a complete round, and put `best.yaml` right. Raises `HistoryError`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         history = read_history(self.path)
         if self.path.exists() and self.path.stat().st_size > history.size:

@@ -50,7 +50,7 @@ def load_function(config: Config) -> Callable[[Request], Any]:
     if isinstance(function, type):
         function = function()
     if not callable(function):
-        raise ImportPathError(f"ajet.prompt_tuning.proposer: {named} is no function that takes a Request")
+        raise ImportPathError(f"ajet.prompt_tuning.proposer: {named} is not a function that takes a Request")
     return function  # type: ignore[no-any-return]
 
 
@@ -141,8 +141,8 @@ def make_algorithm(config: Config) -> Algorithm:
         raise ImportPathError(f"ajet.prompt_tuning.algorithm: {error}") from error
     if not all(hasattr(algorithm, name) for name in ("rounds", "least_episodes", "run")):
         raise ImportPathError(
-            f"ajet.prompt_tuning.algorithm: {tuning.algorithm} is no algorithm: it needs `rounds`, `least_episodes` "
-            "and `run`, as in ajet/prompt_tuning/search.py"
+            f"ajet.prompt_tuning.algorithm: {tuning.algorithm} is not an algorithm: it needs `rounds`, "
+            "`least_episodes` and `run`, as in ajet/prompt_tuning/search.py"
         )
     return algorithm if tuning.rounds is None else _with_rounds(algorithm, tuning.rounds)
 

@@ -195,7 +195,7 @@ CLIENT_S = 120.0
 
 
 class ReplyText(str):
-    """A reply's text that also records how it ended: one that was cut or withheld is no answer."""
+    """A reply's text that also records how it ended: one that was cut or withheld is not an answer."""
 
     finish_reason: str = "stop"
 

@@ -100,7 +100,7 @@ def as_agent(agent: Any) -> Agent:
         return agent
     if inspect.isfunction(agent):
         return rollout(agent)
-    raise UserError(f"{agent!r:.100} is no agent: pass a function decorated with @rollout, or a LitAgent")
+    raise UserError(f"{agent!r:.100} is not an agent: pass a function decorated with @rollout, or a LitAgent")
 
 
 def bound(agent: Agent, attempted: AttemptedRollout, resources: Resources) -> tuple[Callable[..., Any], dict[str, Any]]:

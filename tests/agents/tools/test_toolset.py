@@ -221,7 +221,7 @@ def test_a_schema_that_is_none_is_refused() -> None:
             super().__init__(None, "wrong")
             self.parameters = {"type": "object", "properties": {"a": {"type": "strin"}}}
 
-    with pytest.raises(ToolSetupError, match="no valid JSON schema"):
+    with pytest.raises(ToolSetupError, match="not a valid JSON schema"):
         answer(Wrong(), "{}")
 
 
@@ -291,4 +291,4 @@ def test_a_reward_that_is_no_number_is_none() -> None:
         return ToolResult("graded", reward=float("nan"))
 
     result = answer(grade, {})
-    assert not result.success and result.reward is None and "no finite number" in result.output
+    assert not result.success and result.reward is None and "not a finite number" in result.output

@@ -150,7 +150,7 @@ def test_resuming_with_other_templates_algorithm_or_tasks_is_refused(tmp_path: P
         ({"prompt_tuning__budget": {"episodes": 5}}, ConfigError, r"write at least 8"),
         ({"prompt_tuning__templates": {"solver": "{question"}}, ConfigError, r"templates.solver: .*\{\{ and \}\}"),
         ({"prompt_tuning__proposer": f"{HERE}->propos"}, ConfigError, r"prompt_tuning.proposer: .*'propose'"),
-        ({"prompt_tuning__algorithm": f"{HERE}->propose"}, ConfigError, r"is no algorithm: it needs `rounds`"),
+        ({"prompt_tuning__algorithm": f"{HERE}->propose"}, ConfigError, r"is not an algorithm: it needs `rounds`"),
         ({"prompt_tuning__confirmation_tasks": 4}, ConfigError, r"none is left to validate"),
     ],
     ids=["unused", "fails", "dead", "budget", "template", "proposer", "algorithm", "confirmation"],
