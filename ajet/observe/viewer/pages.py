@@ -214,44 +214,38 @@ class Pages:
             warning=differently_judged(compared),
         )
 
-    def run(self, request: Request) -> Response:
+    def _experiment_page(self, request: Request, template: str, tab: str, title: str = "", **values: Any) -> Response:
+        """A page of one experiment, below this tab."""
         experiment = self._named(request)
-        return self._page(
-            "run.html", title=experiment.name, runs=[experiment.name], experiment=experiment, tab="charts"
-        )
+        title = f"{title} · {experiment.name}" if title else experiment.name
+        return self._page(template, title=title, experiment=experiment, tab=tab, **values)
+
+    def run(self, request: Request) -> Response:
+        return self._experiment_page(request, "run.html", "charts", runs=[self._named(request).name])
 
     def episodes(self, request: Request) -> Response:
-        experiment = self._named(request)
-        return self._page("episodes.html", title=f"Episodes · {experiment.name}", experiment=experiment, tab="episodes")
+        return self._experiment_page(request, "episodes.html", "episodes", "Episodes")
 
     def tasks(self, request: Request) -> Response:
-        experiment = self._named(request)
-        return self._page("tasks.html", title=f"Tasks · {experiment.name}", experiment=experiment, tab="tasks")
+        return self._experiment_page(request, "tasks.html", "tasks", "Tasks")
 
     def task(self, request: Request) -> Response:
-        experiment, task = self._named(request), request.path_params["task"]
-        return self._page(
-            "task.html", title=f"Task {task} · {experiment.name}", experiment=experiment, task=task, tab="tasks"
-        )
+        task = request.path_params["task"]
+        return self._experiment_page(request, "task.html", "tasks", f"Task {task}", task=task)
 
     def candidates(self, request: Request) -> Response:
-        experiment = self._named(request)
-        title = f"Candidates · {experiment.name}"
-        return self._page("candidates.html", title=title, experiment=experiment, tab="candidates")
+        return self._experiment_page(request, "candidates.html", "candidates", "Candidates")
 
     def differences(self, request: Request) -> Response:
-        experiment = self._named(request)
-        title = f"Differences · {experiment.name}"
-        return self._page("differences.html", title=title, experiment=experiment, tab="episodes")
+        return self._experiment_page(request, "differences.html", "episodes", "Differences")
 
     def group(self, request: Request) -> Response:
-        experiment, group = self._named(request), request.path_params["group"]
-        return self._page("group.html", title=f"Group {group}", experiment=experiment, group=group, tab="episodes")
+        group = request.path_params["group"]
+        return self._experiment_page(request, "group.html", "episodes", f"Group {group}", group=group)
 
     def episode(self, request: Request) -> Response:
-        experiment, episode = self._named(request), request.path_params["episode"]
-        title = f"Episode {episode} · {experiment.name}"
-        return self._page("episode.html", title=title, experiment=experiment, episode=episode, tab="episodes")
+        episode = request.path_params["episode"]
+        return self._experiment_page(request, "episode.html", "episodes", f"Episode {episode}", episode=episode)
 
     def about(self, request: Request) -> Response:
         experiment = self._named(request)
@@ -262,11 +256,11 @@ class Pages:
         asked = experiment.path / "config.yaml"
         resolved = experiment.path / "config.resolved.yaml"
         rubrics = experiment.path / "cache" / "rubrics.yaml"
-        return self._page(
+        return self._experiment_page(
+            request,
             "about.html",
-            title=f"About · {experiment.name}",
-            experiment=experiment,
-            tab="about",
+            "about",
+            "About",
             events=list(reversed(events)),
             log=list(reversed(log))[:200],
             rubrics=rubrics.read_text(encoding="utf-8", errors="replace") if rubrics.exists() else "",
