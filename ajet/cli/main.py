@@ -8,7 +8,6 @@ A subcommand is a module `ajet/cli/<name>.py` with `run(argv) -> int`, and a lin
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -17,9 +16,12 @@ import time
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ajet.schema import __version__
+
+if TYPE_CHECKING:
+    import asyncio
 
 POOL_THREADS = ("asyncio_", "ThreadPoolExecutor-")
 """How the names of executors' threads begin."""
@@ -191,6 +193,8 @@ def _help() -> str:
 
 def interruption() -> asyncio.Event:
     """Set by Ctrl-C or SIGTERM, which from now on do nothing else."""
+    import asyncio  # takes longer to load than the rest of the command line
+
     interrupted = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupted.set)

@@ -17,6 +17,7 @@ from ajet.schema.errors import UserError
 
 HEAVY = {
     "agentscope",
+    "asyncio",
     "datasets",
     "langchain_core",
     "numpy",
