@@ -1,10 +1,8 @@
-"""Contradictions in what episodes run, where, and on which engine: agent, runner, environment, sandbox, services."""
+"""The rules about what episodes run, where, and on which engine: agent, runner, environment, sandbox, services."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
-from ajet.config.problems import Contradiction
+from ajet.config.problems import Condition, ContradictionRule
 from ajet.config.root import AjetConfig
 
 FOR_PROGRAMS = ("program", "command", "setup", "env", "files", "installed_in", "model_name")
@@ -14,284 +12,342 @@ NOT_FOR_PROGRAMS = (
 """Keys of `rollout.agent`."""
 NEED_SANDBOX = {"bash", "file_editor", "python", "search"}
 """The ready tools that work in the episode's sandbox."""
+RUNNER = "task_runner.wrapper_type"
 
 
-def _environment(ajet: AjetConfig) -> Iterator[Contradiction]:
-    world = ajet.rollout.environment
-    if world is None or (world.source is None) != (world.url is None):
-        return
-    what = "has neither a `source` (or `class`) nor a `url`" if world.url is None else "has both a `source` and a `url`"
-    keys = ("rollout.environment.url", "rollout.environment")
-    yield Contradiction(keys, what, "name one place, for example `environment: gymnasium:CartPole-v1`")
+def _remote(a: AjetConfig) -> bool:
+    return a.task_runner.wrapper_type == "remote"
 
 
-def _remote(ajet: AjetConfig) -> Iterator[Contradiction]:
-    """What runners elsewhere can't do."""
-    if ajet.task_runner.wrapper_type != "remote":
-        return
-    key = "task_runner.wrapper_type"
-    if ajet.backbone in ("verl", "trinity") and ajet.task_runner.remote.port == 0:
-        yield Contradiction(
-            ("task_runner.remote.port", "backbone"),
-            f"{ajet.backbone} serves runners from a process that writes to a log, so nobody would learn the port",
-            "name a port, for example 4747",
-        )
-    if ajet.backbone == "trinity" and ajet.rollout.n_vllm_engine > 1:
-        yield Contradiction(
-            ("rollout.n_vllm_engine", key),
-            "with Trinity, runners elsewhere reach one engine, so the others would have nothing to do",
-            "set it to 1, and raise rollout.tensor_model_parallel_size instead",
-        )
-    if ajet.rollout.agent is not None:
-        yield Contradiction(
-            ("rollout.agent", key),
-            "runners elsewhere run a workflow of their own, so a ready agent of this config would never run",
-            "remove rollout.agent, and give the runners a workflow that runs it",
-        )
-    if ajet.rollout.environment is not None:
-        yield Contradiction(
-            ("rollout.environment", key),
-            "runners elsewhere open their own environments, so this one would never be opened",
-            "remove rollout.environment, and open it in the runners' workflow",
-        )
-    if ajet.rollout.sandbox is not None:
-        yield Contradiction(
-            ("rollout.sandbox", key),
-            "runners elsewhere open their own sandboxes, so this one would never be opened",
-            "remove rollout.sandbox, and open it in the runners' workflow",
-        )
-    if bool(ajet.task_runner.remote.tls_cert) != bool(ajet.task_runner.remote.tls_key):
-        yield Contradiction(
-            ("task_runner.remote.tls_cert", "task_runner.remote.tls_key"),
-            "a certificate and its private key go together",
-            "set both",
-        )
+def _begun_outside(a: AjetConfig) -> bool:
+    return a.task_runner.wrapper_type == "outside"
 
 
-def _tls(ajet: AjetConfig) -> Iterator[Contradiction]:
-    if bool(ajet.gateway.tls_cert) != bool(ajet.gateway.tls_key):
-        yield Contradiction(
-            ("gateway.tls_cert", "gateway.tls_key"), "a certificate and its private key go together", "set both"
-        )
+def _runs_program(a: AjetConfig) -> bool:
+    return a.rollout.agent is not None and a.rollout.agent.type == "cli"
 
 
-def _outside(ajet: AjetConfig) -> Iterator[Contradiction]:
-    """What episodes that other programs begin can't do."""
-    if ajet.task_runner.wrapper_type != "outside":
-        return
-    key = "task_runner.wrapper_type"
-    if ajet.backbone not in (None, "local"):
-        yield Contradiction(
-            (key, "backbone"),
-            f"{ajet.backbone} starts its episodes itself",
-            "use --backbone=local, or another wrapper_type",
-        )
-    if ajet.trainer_common.total_training_steps is None:
-        yield Contradiction(
-            (key, "trainer_common.total_training_steps"),
-            "episodes from outside have no end, and the run has no number of steps",
-            "set trainer_common.total_training_steps",
-        )
-    for name in ("agent", "environment", "sandbox", "user_workflow"):
-        if getattr(ajet.rollout, name) is not None:
-            yield Contradiction(
-                (f"rollout.{name}", key),
-                "the program that begins an episode runs the agent, so this one would never run",
-                f"remove rollout.{name}",
-            )
-    if ajet.task_reader.curriculum.enabled or ajet.trainer_common.val_only:
-        yield Contradiction(
-            (key, "task_reader.curriculum.enabled", "trainer_common.val_only"),
-            "there are no tasks to choose from, nor to validate on",
-            "turn curriculum and val_only off",
-        )
+def _names_no_program(a: AjetConfig) -> bool:
+    agent = a.rollout.agent
+    return agent is not None and agent.type == "cli" and not agent.program and not agent.command
 
 
-def _agent(ajet: AjetConfig) -> Iterator[Contradiction]:
-    rollout = ajet.rollout
-    if rollout.agent is None:
-        return
-    if rollout.user_workflow is not None:
-        yield Contradiction(
-            ("rollout.agent", "rollout.user_workflow"),
-            "an episode runs either the ready agent or user_workflow, and both are given",
-            "remove one of the two",
-        )
-    named = {next(iter(tool)) if isinstance(tool, dict) and tool else tool for tool in rollout.agent.tools}
-    needing = [*(["type: coding"] if rollout.agent.type == "coding" else []), *sorted(NEED_SANDBOX & named)]
-    if needing and rollout.sandbox is None:
-        yield Contradiction(
-            ("rollout.agent.tools", "rollout.agent", "rollout.sandbox"),
-            f"{', '.join(needing)} of the agent works in a sandbox, and there is none",
-            "set rollout.sandbox, for example to bubblewrap",
-        )
-    if rollout.agent.type != "cli" and rollout.agent.max_steps > rollout.multi_turn.max_steps:
-        yield Contradiction(
-            ("rollout.agent.max_steps", "rollout.multi_turn.max_steps"),
-            f"the agent may make {rollout.agent.max_steps} model calls, and rollout.multi_turn.max_steps allows "
-            f"{rollout.multi_turn.max_steps} in an episode",
-            f"set rollout.multi_turn.max_steps to {rollout.agent.max_steps} or more, or lower agent.max_steps",
-        )
+def _sets(a: AjetConfig, name: str) -> bool:
+    """Whether a key of `rollout.agent` differs from its default."""
+    agent = a.rollout.agent
+    return agent is not None and getattr(agent, name) != type(agent).model_fields[name].default
 
 
-def _program(ajet: AjetConfig) -> Iterator[Contradiction]:
-    """An agent that is a program, and keys of one kind of agent with the other."""
-    agent, sandbox = ajet.rollout.agent, ajet.rollout.sandbox
+def _needing_sandbox(a: AjetConfig) -> list[str]:
+    """The parts of the agent that work in a sandbox."""
+    agent = a.rollout.agent
     if agent is None:
-        return
-    program = agent.type == "cli"
-    for name in NOT_FOR_PROGRAMS if program else FOR_PROGRAMS:
-        if getattr(agent, name) != type(agent).model_fields[name].default:
-            why = "a program has its own loop and tools" if program else "only a program is run so"
-            yield Contradiction(
-                (f"rollout.agent.{name}", "rollout.agent.type"),
-                f"{name} has no effect with type: {agent.type}: {why}",
-                f"remove {name}" + ("" if program else ", or set type: cli"),
-            )
-    if not program:
-        return
-    if not agent.program and not agent.command:
-        what = "type: cli runs a program, and none is named"
-        yield Contradiction(("rollout.agent.type",), what, "set `program: codex`, for example, or `command`")
-    if sandbox is None or sandbox.network == "none":
-        what = "the program works in a sandbox from which it reaches the gateway"
-        there = "there is no sandbox" if sandbox is None else "this one has no network"
-        keys = ("rollout.agent.type", "rollout.sandbox", "rollout.sandbox.network")
-        yield Contradiction(keys, f"{what}, and {there}", "set rollout.sandbox: {kind: bubblewrap, network: gateway}")
-    elif sandbox.kind == "kubernetes" and sandbox.network != "host":
-        yield Contradiction(
-            ("rollout.agent.type", "rollout.sandbox.kind"),
-            "the program reaches the gateway from its sandbox, and a pod has no way to it",
-            "use kind bubblewrap, docker or podman; or network: host, if pods can reach this machine's gateway",
-        )
+        return []
+    named = {next(iter(tool)) if isinstance(tool, dict) and tool else tool for tool in agent.tools}
+    return [*(["type: coding"] if agent.type == "coding" else []), *sorted(NEED_SANDBOX & named)]
 
 
-def _services(ajet: AjetConfig) -> Iterator[Contradiction]:
-    for name, service in ajet.services.items():
-        if not service.command:
-            yield Contradiction(
-                ("services",), f"{name} has no `command`", "say what starts it: `command: bash start.sh`"
-            )
+def _agent_steps(a: AjetConfig) -> int:
+    """How many model calls the agent's own loop may make."""
+    agent = a.rollout.agent
+    return 0 if agent is None or agent.type == "cli" else agent.max_steps
 
 
-EPISODE_CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
-    _agent,
-    _program,
-    _remote,
-    _outside,
-    _tls,
-    _environment,
-    _services,
+def _without_way_to_gateway(a: AjetConfig) -> str | None:
+    """Why a program in the sandbox can't reach the gateway."""
+    sandbox = a.rollout.sandbox
+    if sandbox is None:
+        return "there is no sandbox"
+    return "this one has no network" if sandbox.network == "none" else None
+
+
+def _in_pod(a: AjetConfig) -> bool:
+    sandbox = a.rollout.sandbox
+    return sandbox is not None and sandbox.kind == "kubernetes" and sandbox.network not in ("none", "host")
+
+
+def _without_command(a: AjetConfig) -> str:
+    return "; ".join(f"{name} has no `command`" for name, service in a.services.items() if not service.command)
+
+
+def _not_elsewhere(name: str, when: Condition, what: str, fix: str) -> ContradictionRule:
+    return ContradictionRule(
+        (f"rollout.{name}", RUNNER),
+        lambda a: _remote(a) and when(a),
+        f"runners elsewhere {what}",
+        f"remove rollout.{name}, and {fix}",
+    )
+
+
+def _half_of_tls(group: str, when: Condition) -> ContradictionRule:
+    keys = (f"{group}.tls_cert", f"{group}.tls_key")
+    return ContradictionRule(keys, when, "a certificate and its private key go together", "set both")
+
+
+def _not_outside(name: str) -> ContradictionRule:
+    return ContradictionRule(
+        (f"rollout.{name}", RUNNER),
+        lambda a: _begun_outside(a) and getattr(a.rollout, name) is not None,
+        "the program that begins an episode runs the agent, so this one would never run",
+        f"remove rollout.{name}",
+    )
+
+
+def _only_for_programs(name: str) -> ContradictionRule:
+    return ContradictionRule(
+        (f"rollout.agent.{name}", "rollout.agent.type"),
+        lambda a: not _runs_program(a) and _sets(a, name),
+        f"{name} has no effect with type: {{rollout.agent.type}}: only a program is run so",
+        f"remove {name}, or set type: cli",
+    )
+
+
+def _not_for_programs(name: str) -> ContradictionRule:
+    return ContradictionRule(
+        (f"rollout.agent.{name}", "rollout.agent.type"),
+        lambda a: _runs_program(a) and _sets(a, name),
+        f"{name} has no effect with type: cli: a program has its own loop and tools",
+        f"remove {name}",
+    )
+
+
+EPISODE_RULES = (
+    ContradictionRule(
+        ("rollout.agent", "rollout.user_workflow"),
+        lambda a: a.rollout.agent is not None and a.rollout.user_workflow is not None,
+        "an episode runs either the ready agent or user_workflow, and both are given",
+        "remove one of the two",
+    ),
+    ContradictionRule(
+        ("rollout.agent.tools", "rollout.agent", "rollout.sandbox"),
+        lambda a: _needing_sandbox(a) and a.rollout.sandbox is None,
+        lambda a: f"{', '.join(_needing_sandbox(a))} of the agent works in a sandbox, and there is none",
+        "set rollout.sandbox, for example to bubblewrap",
+    ),
+    ContradictionRule(
+        ("rollout.agent.max_steps", "rollout.multi_turn.max_steps"),
+        lambda a: _agent_steps(a) > a.rollout.multi_turn.max_steps,
+        lambda a: (
+            f"the agent may make {_agent_steps(a)} model calls, and rollout.multi_turn.max_steps allows "
+            f"{a.rollout.multi_turn.max_steps} in an episode"
+        ),
+        lambda a: f"set rollout.multi_turn.max_steps to {_agent_steps(a)} or more, or lower agent.max_steps",
+    ),
+    *(_only_for_programs(name) for name in FOR_PROGRAMS),
+    *(_not_for_programs(name) for name in NOT_FOR_PROGRAMS),
+    ContradictionRule(
+        ("rollout.agent.type",),
+        _names_no_program,
+        "type: cli runs a program, and none is named",
+        "set `program: codex`, for example, or `command`",
+    ),
+    ContradictionRule(
+        ("rollout.agent.type", "rollout.sandbox", "rollout.sandbox.network"),
+        lambda a: _runs_program(a) and _without_way_to_gateway(a),
+        lambda a: f"the program works in a sandbox from which it reaches the gateway, and {_without_way_to_gateway(a)}",
+        "set rollout.sandbox: {{kind: bubblewrap, network: gateway}}",
+    ),
+    ContradictionRule(
+        ("rollout.agent.type", "rollout.sandbox.kind"),
+        lambda a: _runs_program(a) and _in_pod(a),
+        "the program reaches the gateway from its sandbox, and a pod has no way to it",
+        "use kind bubblewrap, docker or podman; or network: host, if pods can reach this machine's gateway",
+    ),
+    ContradictionRule(
+        ("task_runner.remote.port", "backbone"),
+        lambda a: _remote(a) and a.task_runner.remote.port == 0,
+        "{backbone} serves runners from a process that writes to a log, so nobody would learn the port",
+        "name a port, for example 4747",
+        on=("verl", "trinity"),
+    ),
+    ContradictionRule(
+        ("rollout.n_vllm_engine", RUNNER),
+        lambda a: _remote(a) and a.rollout.n_vllm_engine > 1,
+        "with Trinity, runners elsewhere reach one engine, so the others would have nothing to do",
+        "set it to 1, and raise rollout.tensor_model_parallel_size instead",
+        on=("trinity",),
+    ),
+    _not_elsewhere(
+        "agent",
+        lambda a: a.rollout.agent is not None,
+        "run a workflow of their own, so a ready agent of this config would never run",
+        "give the runners a workflow that runs it",
+    ),
+    _not_elsewhere(
+        "environment",
+        lambda a: a.rollout.environment is not None,
+        "open their own environments, so this one would never be opened",
+        "open it in the runners' workflow",
+    ),
+    _not_elsewhere(
+        "sandbox",
+        lambda a: a.rollout.sandbox is not None,
+        "open their own sandboxes, so this one would never be opened",
+        "open it in the runners' workflow",
+    ),
+    _half_of_tls(
+        "task_runner.remote",
+        lambda a: _remote(a) and bool(a.task_runner.remote.tls_cert) != bool(a.task_runner.remote.tls_key),
+    ),
+    _half_of_tls("gateway", lambda a: bool(a.gateway.tls_cert) != bool(a.gateway.tls_key)),
+    ContradictionRule(
+        (RUNNER, "backbone"),
+        _begun_outside,
+        "{backbone} starts its episodes itself",
+        "use --backbone=local, or another wrapper_type",
+        on=("debug", "verl", "trinity", "prompt"),
+    ),
+    ContradictionRule(
+        (RUNNER, "trainer_common.total_training_steps"),
+        lambda a: _begun_outside(a) and a.trainer_common.total_training_steps is None,
+        "episodes from outside have no end, and the run has no number of steps",
+        "set trainer_common.total_training_steps",
+    ),
+    *(_not_outside(name) for name in ("agent", "environment", "sandbox", "user_workflow")),
+    ContradictionRule(
+        (RUNNER, "task_reader.curriculum.enabled", "trainer_common.val_only"),
+        lambda a: _begun_outside(a) and (a.task_reader.curriculum.enabled or a.trainer_common.val_only),
+        "there are no tasks to choose from, nor to validate on",
+        "turn curriculum and val_only off",
+    ),
+    ContradictionRule(
+        ("rollout.environment.url", "rollout.environment"),
+        lambda a: (
+            a.rollout.environment is not None
+            and a.rollout.environment.source is None
+            and a.rollout.environment.url is None
+        ),
+        "has neither a `source` (or `class`) nor a `url`",
+        "name one place, for example `environment: gymnasium:CartPole-v1`",
+    ),
+    ContradictionRule(
+        ("rollout.environment.url", "rollout.environment"),
+        lambda a: (
+            a.rollout.environment is not None
+            and a.rollout.environment.source is not None
+            and a.rollout.environment.url is not None
+        ),
+        "has both a `source` and a `url`",
+        "name one place, for example `environment: gymnasium:CartPole-v1`",
+    ),
+    ContradictionRule(
+        ("services",),
+        _without_command,
+        _without_command,
+        "say what starts it: `command: bash start.sh`",
+    ),
 )
 
 
-def _deterministic(ajet: AjetConfig) -> Iterator[Contradiction]:
-    rollout = ajet.rollout
-    if rollout.deterministic and rollout.engine != "torch":
-        yield Contradiction(
-            ("rollout.deterministic", "rollout.engine"),
-            f"only the embedded engine repeats bit for bit, and rollout.engine is {rollout.engine}",
-            "set rollout.engine: torch, or leave deterministic out",
-        )
+def _needed_gpus(a: AjetConfig) -> int:
+    return a.rollout.n_vllm_engine * a.rollout.tensor_model_parallel_size
 
 
-def _devices(ajet: AjetConfig) -> Iterator[Contradiction]:
-    """GPUs of vLLM and the trainer. Which of them exist is known only when the run begins."""
-    rollout, vllm = ajet.rollout, ajet.rollout.vllm
-    if rollout.engine != "vllm" or ajet.backbone in ("verl", "trinity"):
-        return
-    key = "rollout.vllm.devices"
-    needed = rollout.n_vllm_engine * rollout.tensor_model_parallel_size
-    if len(set(vllm.devices)) < len(vllm.devices):
-        yield Contradiction((key,), f"{vllm.devices} names a GPU twice", "name each GPU once")
-    elif vllm.devices and len(vllm.devices) < needed:
-        yield Contradiction(
-            (key, "rollout.n_vllm_engine", "rollout.tensor_model_parallel_size"),
-            f"{rollout.n_vllm_engine} engines on {rollout.tensor_model_parallel_size} GPUs each need {needed}, and "
-            f"{vllm.devices} are {len(vllm.devices)}",
-            f"name {needed} GPUs, or lower n_vllm_engine or tensor_model_parallel_size",
-        )
-    gpu = ajet.trainer_common.gpu
-    if vllm.sleep and vllm.devices and gpu is not None and gpu not in vllm.devices:
-        yield Contradiction(
-            ("rollout.vllm.sleep", "trainer_common.gpu"),
-            f"vLLM would sleep for a trainer that works elsewhere: GPU {gpu} is not among {vllm.devices}",
-            "leave rollout.vllm.sleep out",
-        )
+def _names_gpu_twice(a: AjetConfig) -> bool:
+    devices = a.rollout.vllm.devices
+    return a.rollout.engine == "vllm" and len(set(devices)) < len(devices)
 
 
-def _overlap(ajet: AjetConfig) -> Iterator[Contradiction]:
+def _overlapping(key: str, when: Condition, why: str, fix: str) -> ContradictionRule:
     """What can't run ahead of the trainer, or could not be corrected for having done so."""
-    rollout, algorithm = ajet.rollout, ajet.trainer_common.algorithm
-    key, place = "rollout.max_staleness", "trainer_common.algorithm"
-    if not rollout.max_staleness or (ajet.backbone or "local") != "local":
-        return
-    unfit = {
-        "rollout.engine": (
-            rollout.engine == "torch",
-            "the embedded engine computes with the trainer's own weights, so only one of them can work at a time",
-            "set rollout.engine: vllm",
+    return ContradictionRule(
+        ("rollout.max_staleness", key),
+        lambda a: a.rollout.max_staleness and when(a),
+        f"max_staleness {{rollout.max_staleness}} draws episodes while a step is trained, and {why}",
+        f"{fix}, or max_staleness: 0",
+        on=("local",),
+    )
+
+
+ENGINE_RULES = (
+    ContradictionRule(
+        ("rollout.deterministic", "rollout.engine"),
+        lambda a: a.rollout.deterministic and a.rollout.engine != "torch",
+        "only the embedded engine repeats bit for bit, and rollout.engine is {rollout.engine}",
+        "set rollout.engine: torch, or leave deterministic out",
+    ),
+    # GPUs of vLLM and the trainer; which of them exist is known only when the run begins
+    ContradictionRule(
+        ("rollout.vllm.devices",),
+        _names_gpu_twice,
+        "{rollout.vllm.devices} names a GPU twice",
+        "name each GPU once",
+        on=("debug", "local", "prompt"),
+    ),
+    ContradictionRule(
+        ("rollout.vllm.devices", "rollout.n_vllm_engine", "rollout.tensor_model_parallel_size"),
+        lambda a: (
+            a.rollout.engine == "vllm" and not _names_gpu_twice(a) and 0 < len(a.rollout.vllm.devices) < _needed_gpus(a)
         ),
-        "rollout.vllm.sleep": (
-            rollout.engine == "vllm" and rollout.vllm.sleep,
-            "an engine that sleeps during updates draws nothing meanwhile",
-            "leave rollout.vllm.sleep out",
+        lambda a: (
+            f"{a.rollout.n_vllm_engine} engines on {a.rollout.tensor_model_parallel_size} GPUs each need "
+            f"{_needed_gpus(a)}, and {a.rollout.vllm.devices} are {len(a.rollout.vllm.devices)}"
         ),
-        f"{place}.rollout_correction.mode": (
-            algorithm.rollout_correction.mode == "none",
-            "without a correction, tokens of earlier versions would count as if the present one had sampled them",
-            "set rollout_correction.mode: token_tis",
+        lambda a: f"name {_needed_gpus(a)} GPUs, or lower n_vllm_engine or tensor_model_parallel_size",
+        on=("debug", "local", "prompt"),
+    ),
+    ContradictionRule(
+        ("rollout.vllm.sleep", "trainer_common.gpu"),
+        lambda a: (
+            a.rollout.engine == "vllm"
+            and a.rollout.vllm.sleep
+            and a.rollout.vllm.devices
+            and a.trainer_common.gpu not in (None, *a.rollout.vllm.devices)
         ),
-        f"{place}.use_kl_in_reward": (
-            algorithm.use_kl_in_reward,
-            "the divergence of the present version can't be read off replies of an earlier one",
-            "set use_kl_in_reward: false",
-        ),
-        "task_runner.wrapper_type": (
-            ajet.task_runner.wrapper_type == "outside",
-            "episodes from outside begin whenever their program likes",
-            "set task_runner.outside.max_staleness, which says how old they may be",
-        ),
-    }
-    for other, (applies, why, fix) in unfit.items():
-        if applies:
-            yield Contradiction(
-                (key, other),
-                f"max_staleness {rollout.max_staleness} draws episodes while a step is trained, and {why}",
-                f"{fix}, or max_staleness: 0",
-            )
-
-
-def _sglang(ajet: AjetConfig) -> Iterator[Contradiction]:
-    if ajet.rollout.engine == "sglang" and ajet.model.lora.enabled and (ajet.backbone or "local") == "local":
-        yield Contradiction(
-            ("model.lora.enabled", "rollout.engine"),
-            "adapters can't be brought to SGLang's servers",
-            "set rollout.engine: torch or vllm, or train whole weights",
-        )
-
-
-def _four_bits(ajet: AjetConfig) -> Iterator[Contradiction]:
-    if ajet.model.lora.base_bits is None or (ajet.backbone or "local") != "local":
-        return
-    if not ajet.model.lora.enabled:
-        yield Contradiction(
-            ("model.lora.base_bits", "model.lora.enabled"),
-            "weights in 4 bits can't be trained: adapters beside them can, and model.lora.enabled is false",
-            "set model.lora.enabled: true, or leave base_bits out",
-        )
-    if ajet.rollout.engine != "torch":
-        yield Contradiction(
-            ("model.lora.base_bits", "rollout.engine"),
-            f"{ajet.rollout.engine} has weights of its own, with more than 4 bits: it would sample another policy",
-            "set rollout.engine: torch, which computes with the trainer's weights, or leave base_bits out",
-        )
-
-
-ENGINE_CHECKS: tuple[Callable[[AjetConfig], Iterator[Contradiction]], ...] = (
-    _deterministic,
-    _devices,
-    _four_bits,
-    _overlap,
-    _sglang,
+        "vLLM would sleep for a trainer that works elsewhere: GPU {trainer_common.gpu} is not among "
+        "{rollout.vllm.devices}",
+        "leave rollout.vllm.sleep out",
+        on=("debug", "local", "prompt"),
+    ),
+    ContradictionRule(
+        ("model.lora.base_bits", "model.lora.enabled"),
+        lambda a: a.model.lora.base_bits is not None and not a.model.lora.enabled,
+        "weights in 4 bits can't be trained: adapters beside them can, and model.lora.enabled is false",
+        "set model.lora.enabled: true, or leave base_bits out",
+        on=("local",),
+    ),
+    ContradictionRule(
+        ("model.lora.base_bits", "rollout.engine"),
+        lambda a: a.model.lora.base_bits is not None and a.rollout.engine != "torch",
+        "{rollout.engine} has weights of its own, with more than 4 bits: it would sample another policy",
+        "set rollout.engine: torch, which computes with the trainer's weights, or leave base_bits out",
+        on=("local",),
+    ),
+    _overlapping(
+        "rollout.engine",
+        lambda a: a.rollout.engine == "torch",
+        "the embedded engine computes with the trainer's own weights, so only one of them can work at a time",
+        "set rollout.engine: vllm",
+    ),
+    _overlapping(
+        "rollout.vllm.sleep",
+        lambda a: a.rollout.engine == "vllm" and a.rollout.vllm.sleep,
+        "an engine that sleeps during updates draws nothing meanwhile",
+        "leave rollout.vllm.sleep out",
+    ),
+    _overlapping(
+        "trainer_common.algorithm.rollout_correction.mode",
+        lambda a: a.trainer_common.algorithm.rollout_correction.mode == "none",
+        "without a correction, tokens of earlier versions would count as if the present one had sampled them",
+        "set rollout_correction.mode: token_tis",
+    ),
+    _overlapping(
+        "trainer_common.algorithm.use_kl_in_reward",
+        lambda a: a.trainer_common.algorithm.use_kl_in_reward,
+        "the divergence of the present version can't be read off replies of an earlier one",
+        "set use_kl_in_reward: false",
+    ),
+    _overlapping(
+        RUNNER,
+        _begun_outside,
+        "episodes from outside begin whenever their program likes",
+        "set task_runner.outside.max_staleness, which says how old they may be",
+    ),
+    ContradictionRule(
+        ("model.lora.enabled", "rollout.engine"),
+        lambda a: a.rollout.engine == "sglang" and a.model.lora.enabled,
+        "adapters can't be brought to SGLang's servers",
+        "set rollout.engine: torch or vllm, or train whole weights",
+        on=("local",),
+    ),
 )

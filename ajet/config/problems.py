@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ajet.config.keys import allowed, choices, fragment_at, known_keys, nearest, where_it_belongs
+from ajet.config.kinds import BackboneName
+from ajet.config.root import AjetConfig
 from ajet.config.section import OWN_TYPES
 from ajet.config.yaml_source import YamlNode
 from ajet.schema.errors import ConfigError
@@ -45,6 +47,29 @@ class Contradiction(NamedTuple):
     """Below `ajet`, the most likely culprit first."""
     what: str
     fix: str
+
+
+Condition = Callable[[AjetConfig], object]
+
+
+class ContradictionRule(NamedTuple):
+    """Settings that contradict each other wherever `when` is true."""
+
+    keys: tuple[str, ...]
+    """Below `ajet`, the most likely culprit first."""
+    when: Condition
+    what: str | Callable[[AjetConfig], str]
+    """The message. `{rollout.gamma:g}` in it is this key's value; a function makes what needs more than that."""
+    fix: str | Callable[[AjetConfig], str]
+    on: tuple[BackboneName, ...] | None = None
+    """The backbones for which this is a contradiction. None: all."""
+
+    def found(self, ajet: AjetConfig) -> Contradiction:
+        """What it says about this config, for which `when` is true."""
+        what, fix = (
+            text.format_map(dict(ajet)) if isinstance(text, str) else text(ajet) for text in (self.what, self.fix)
+        )
+        return Contradiction(self.keys, what, fix)
 
 
 COMMAND_LINE = "command line"
