@@ -82,21 +82,6 @@ MANY = {
 PROMPTS = QUESTIONS + VARIATION + DOCUMENT
 
 
-@dataclass(frozen=True, slots=True)
-class WritingSettings:
-    """Settings for writing tasks: what to write, and how many."""
-
-    count: int
-    seed: int
-    threshold: float
-    """Overlap from which two tasks count as one."""
-    deduplicate: bool
-    check: bool
-    """Have the model review each task."""
-    temperature: float
-    max_tokens: int
-
-
 @dataclass(slots=True)
 class Written:
     """The tasks that were kept, and counts of those that weren't."""
@@ -113,15 +98,17 @@ class Written:
 class TaskWriter:
     """Writes the tasks of one run."""
 
-    def __init__(self, asker: Asker, settings: WritingSettings, spent: Callable[[], str]) -> None:
-        self._asker, self._settings, self._spent = asker, settings, spent
+    def __init__(self, asker: Asker, reader: TaskReaderConfig, spent: Callable[[], str]) -> None:
+        self._asker, self._seed, self._section, self._spent = asker, reader.seed, reader.data_generation, spent
         self._said_at = time.monotonic()
         self._unusable = 0
 
     async def write(self, chunks: Sequence[Chunk], seeds: Sequence[Task]) -> Written:
         """Tasks to train and to validate on."""
         written = Written([], [])
-        known = NearDuplicates(self._settings.threshold if self._settings.deduplicate else 1.0)
+        duplicates = self._section.deduplication_filter
+        threshold = duplicates.params.similarity_threshold
+        known = NearDuplicates(threshold if duplicates.enabled else 1.0)
         for seed in seeds:
             known.add(seed.main_query)
         asked = await self._questions(chunks) if chunks else []
@@ -133,12 +120,12 @@ class TaskWriter:
                 "ajet.task_reader.data_generation: the model wrote no usable question about the documents "
                 f"({self._unusable} unusable answers, {written.rejected} rejected); the log has the reasons"
             )
-        guard = NearDuplicates(self._settings.threshold)
+        guard = NearDuplicates(threshold)
         for task in sources:
             guard.add(task.main_query)
         number = 0
         for _ in range(ROUNDS):
-            missing = self._settings.count - len(written.training)
+            missing = self._section.task_num - len(written.training)
             if missing <= 0:
                 break
             fresh = await self._variations(range(number, number + missing), sources, chunks)
@@ -157,7 +144,7 @@ class TaskWriter:
         return written
 
     async def _questions(self, chunks: Sequence[Chunk]) -> list[Task]:
-        calls = -(-self._settings.count // PER_CALL)
+        calls = -(-self._section.task_num // PER_CALL)
         asked = await self._all([self._ask_about(chunks[index % len(chunks)], index) for index in range(calls)])
         return [task for tasks in asked for task in tasks]
 
@@ -184,7 +171,7 @@ class TaskWriter:
         return [task for task in made if task is not None]
 
     async def _vary(self, number: int, sources: Sequence[Task], chunks: Sequence[Chunk]) -> Task | None:
-        draw = random.Random(f"{self._settings.seed}:{number}")
+        draw = random.Random(f"{self._seed}:{number}")
         source, chunk = draw.choice(sources), draw.choice(chunks) if chunks else None
         question = VARIATION.format(
             query=source.main_query,
@@ -213,8 +200,8 @@ class TaskWriter:
                 [{"role": "user", "content": question}],
                 lambda text: read_json(text, schema),
                 draw=draw,
-                temperature=self._settings.temperature,
-                max_tokens=self._settings.max_tokens,
+                temperature=self._section.sampling_params.temperature,
+                max_tokens=self._section.llm_response_length,
             )
         except UnusableAnswerError as error:
             self._unusable += 1
@@ -245,7 +232,7 @@ class TaskWriter:
         """The tasks that repeat no other task and pass the review."""
         new = [task for task in tasks if known.add(task.main_query) is None]
         written.repeated += len(tasks) - len(new)
-        if not self._settings.check or not new:
+        if not self._section.llm_filter or not new:
             return new
         good = await review(new, self._asker)
         written.rejected += len(new) - len(good)
@@ -309,17 +296,7 @@ class DataGenerationReader(BaseTaskReader):
                 "in query_reader, or both"
             )
         helper = HelperModel.chosen(self.config, section.llm_model, f"{KEY}.llm_model")
-        filter_ = section.deduplication_filter
-        settings = WritingSettings(
-            count=section.task_num,
-            seed=self.reader_config.seed,
-            threshold=filter_.params.similarity_threshold,
-            deduplicate=filter_.enabled,
-            check=section.llm_filter,
-            temperature=section.sampling_params.temperature,
-            max_tokens=section.llm_response_length,
-        )
-        kept = self.config.cache_path / f"generated_{_key(helper.model, settings, chunks, seeds)}.jsonl"
+        kept = self.config.cache_path / f"generated_{_key(helper.model, self.reader_config, chunks, seeds)}.jsonl"
         if reader.cache_enabled and kept.is_file():
             return _load(kept)
         helper.endpoint()
@@ -332,7 +309,7 @@ class DataGenerationReader(BaseTaskReader):
             return f"{budget.calls} calls, {asker.cached} from the cache, {budget.tokens:,} tokens{cost}"
 
         log.info("writing %d tasks from %d documents (%d chunks)", section.task_num, len(documents), len(chunks))
-        writing = TaskWriter(asker, settings, spent).write(chunks, seeds)
+        writing = TaskWriter(asker, self.reader_config, spent).write(chunks, seeds)
         written = asyncio.run_coroutine_threadsafe(writing, helper.loop()).result()
         if reader.cache_enabled:
             _save(kept, written)
@@ -360,8 +337,12 @@ class DataGenerationReader(BaseTaskReader):
         return tasks
 
 
-def _key(model: str, settings: WritingSettings, chunks: list[Chunk], seeds: list[Task]) -> str:
-    said: list[Any] = [FORMAT, PROMPTS, QUESTION, model, repr(settings)]
+def _key(model: str, reader: TaskReaderConfig, chunks: list[Chunk], seeds: list[Task]) -> str:
+    section = reader.data_generation
+    duplicates, sampling = section.deduplication_filter, section.sampling_params
+    said: list[Any] = [FORMAT, PROMPTS, QUESTION, model, reader.seed, section.task_num, section.llm_filter]
+    said += [sampling.temperature, section.llm_response_length]
+    said += [duplicates.enabled, duplicates.params.similarity_threshold]
     said += [[chunk.source, chunk.start, chunk.text] for chunk in chunks]
     said += [task.model_dump(mode="json") for task in seeds]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
