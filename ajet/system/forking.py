@@ -145,7 +145,7 @@ class ForkingServer:
 
 
 def serve(control_fd: int, make: Callable[[socket.socket, dict[str, Any]], ForkingServer]) -> None:
-    """Be a server, until the control socket closes. One that can't be made (`AjetError`) is told as refused."""
+    """Serve until the control socket closes. If the server cannot be created (`AjetError`), say that it is refused."""
     control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setup = json.load(sys.stdin)

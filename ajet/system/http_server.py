@@ -260,7 +260,7 @@ def _request(scope: Message) -> HttpRequest:
 
 
 def _decompressed(body: bytes, limit: int) -> bytes:
-    inflate = zlib.decompressobj(47)  # gzip or zlib, told by its header
+    inflate = zlib.decompressobj(47)  # gzip or zlib, as its header says
     try:
         whole = inflate.decompress(body, limit + 1)
     except zlib.error as error:

@@ -1,5 +1,5 @@
-"""The process in which `json_schemas` applies schemas: a question on each line of standard input, an answer on
-each line of standard output, both JSON. It never prints anything else, and ends when its input does."""
+"""The process in which `json_schemas` checks schemas and values. It reads one question from each line of standard input
+and writes one answer to each line of standard output, both JSON. It prints nothing else, and ends when its input ends."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from referencing.exceptions import Unresolvable
 CPU_S = 1.0
 MEMORY_BYTES = 1 << 30
 KEPT = 64
-"""Schemas that are ready to be applied again."""
+"""How many compiled schemas are kept."""
 SHOWN = 500
 HOSTILE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, re.error)
-"""What a library runs into with a schema that its author didn't expect: the schema's fault."""
+"""Errors that jsonschema raises for schemas that its authors didn't expect: they count as the schema's."""
 
 
 class TooSlow(Exception):
-    """The time is up. Not raised by anything that the library catches."""
+    """The time is up. Not a kind of error that jsonschema catches."""
 
 
 def answer(question: dict[str, Any], ready: OrderedDict[str, Any]) -> dict[str, Any]:

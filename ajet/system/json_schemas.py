@@ -1,8 +1,11 @@
-"""JSON schemas from outside, applied in processes of their own, within limits.
+"""Check JSON schemas of unknown origin, and values against them, in processes of their own within limits.
 
-A schema can take for ever: a pattern such as `^(a+)+$`, references that branch again and again. No Python thread can be
-stopped in the middle of that, so it never happens here. `check_schema` and `breach` wait for the answer, on any thread
-but a service loop; `on_loop` has a service loop wait for them. What takes too long is a `SchemaTooSlow`.
+A schema can take for ever: a pattern such as `^(a+)+$`, or references that branch again and again. No Python thread can
+be stopped in the middle of that, so it never happens here. (The Rust package jsonschema-rs doesn't replace this: it
+matches patterns in linear time, but branching references double its time with each level, and it can't be stopped.)
+
+`check_schema` and `breach` wait for the answer, on any thread but a service loop; a service loop calls them through
+`on_loop`. A schema that takes too long raises `SchemaTooSlow`.
 """
 
 from __future__ import annotations

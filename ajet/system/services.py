@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from ajet.config import Config
 
 PATIENCE_S = 5.0
-"""How long a companion may take to end by itself: less than Ctrl-C promises for the run."""
+"""How long a service may take to end by itself: less than Ctrl-C promises for the run."""
 START_S = 600.0
 """How long a `--with-NAME` service may take until it answers."""
 RESTARTS = 3
 """How often a `--with-NAME` service is started again."""
-TOLD_S = 15.0
-"""How often a wait is mentioned on the terminal."""
+NOTICE_S = 15.0
+"""How often, in seconds, a wait is mentioned on the terminal."""
 
 
 class ServiceError(UserError):
@@ -165,7 +165,7 @@ def start_service(service: Service, prefix: str = "", say: Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A companion that runs."""
+    """A service that runs, and its log."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -227,7 +227,7 @@ def wait_for(service: Service, started: Started, ending: threading.Event, say: C
     behind, and end with code 0."""
     assert service.address is not None
     host, port = service.address
-    began = told = time.monotonic()
+    began = noticed = time.monotonic()
     while not answers(service.address) and not ending.is_set():
         if started.process.poll() not in (None, 0):
             raise ServiceError(
@@ -240,8 +240,8 @@ def wait_for(service: Service, started: Started, ending: threading.Event, say: C
                 f"{service.key}: {service.name} did not answer at {host}:{port} within {service.start_timeout_s:g} s\n"
                 f"    its log: {started.log}\n    {started.last_lines()}"
             )
-        if now - told > TOLD_S:
-            told = now
+        if now - noticed > NOTICE_S:
+            noticed = now
             say(f"waiting for {service.name} at {host}:{port} ({now - began:.0f} s, log {started.log})")
         ending.wait(0.1)
 

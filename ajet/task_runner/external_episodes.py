@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ajet.task_runner.pool import RolloutPool
 
 
-class OutsideRunner:
+class ExternalRunner:
     """Waits for attempts to be ended."""
 
     def __init__(self, sessions: SessionProvider, judge: BaseJudge | None) -> None:
@@ -74,7 +74,7 @@ class OutsideAttempt:
     environment: EnvironmentRecord | None = None
 
     def __init__(
-        self, runner: OutsideRunner, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly
+        self, runner: ExternalRunner, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly
     ) -> None:
         self._runner = runner
         self._task = workflow_task
@@ -135,7 +135,7 @@ class ExternalEpisodes:
         self,
         config: Config,
         runner: TaskRunner,
-        attempts: OutsideRunner,
+        attempts: ExternalRunner,
         pool: RolloutPool,
         *,
         on_episode: Callable[[Episode], None] | None = None,

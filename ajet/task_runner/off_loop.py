@@ -1,4 +1,4 @@
-"""`outside_loop(function)`: call blocking user code from a coroutine, in its own thread, while no event loop is running
+"""`call_off_loop(function)`: call blocking user code from a coroutine, in its own thread, while no event loop is running
 there. So code that starts a loop itself works: `asyncio.run`, `Runner.run_sync`, `agent.run_sync`.
 
 The coroutine must be run by `run_with_pauses`: its loop stands still during the call. The code finds a loop of its own
@@ -31,7 +31,7 @@ async def close_connections() -> None:
     for transport in transports:
         transport.abort()
     if transports:
-        await asyncio.sleep(0)  # their protocols are told in the loop's next round
+        await asyncio.sleep(0)  # their protocols hear of it in the loop's next round
 
 
 class _Complaints(logging.Filter):
@@ -77,7 +77,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-async def outside_loop(function: Callable[[], T]) -> T:
+async def call_off_loop(function: Callable[[], T]) -> T:
     """Call `function` with no event loop running. If this is cancelled, the function has returned all the same."""
     loop = asyncio.get_running_loop()
     if loop is not _thread.pausing:
@@ -94,7 +94,7 @@ async def outside_loop(function: Callable[[], T]) -> T:
 def run_with_pauses(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], passes: tuple[type[BaseException], ...] = ()
 ) -> T:
-    """Run a coroutine that may call `outside_loop`. `passes`: what such a call raises that ends everything at once."""
+    """Run a coroutine that may call `call_off_loop`. `passes`: what such a call raises that ends everything at once."""
     task = loop.create_task(work)
     ended = False
     before, _thread.pausing = _thread.pausing, loop

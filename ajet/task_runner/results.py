@@ -32,7 +32,7 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, validate_reward
 from ajet.task_runner.environments import LeasedSandbox, enter
 from ajet.task_runner.off_loop import __file__ as OUTSIDE_LOOP_FILE
-from ajet.task_runner.off_loop import outside_loop
+from ajet.task_runner.off_loop import call_off_loop
 from ajet.task_runner.workflow import Workflow
 from ajet.task_runner.workflow_result import EmittedSpans, WorkflowResult, finite_rewards, plain, shown
 
@@ -199,7 +199,7 @@ async def called(function: Callable[..., Any], *arguments: Any) -> Any:
     """What user code returns. A plain function is called while no event loop is running, so that it may start one."""
     if inspect.iscoroutinefunction(function):
         return await function(*arguments)
-    value = await outside_loop(lambda: function(*arguments))
+    value = await call_off_loop(lambda: function(*arguments))
     return await value if inspect.isawaitable(value) else value
 
 

@@ -28,7 +28,7 @@ from ajet.task_runner.attempt import AttemptRunner, WorkflowAttempt
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.endings import LateJudge
 from ajet.task_runner.environments import find_environment, find_sandbox
-from ajet.task_runner.external_episodes import ExternalEpisodes, OutsideRunner
+from ajet.task_runner.external_episodes import ExternalEpisodes, ExternalRunner
 from ajet.task_runner.model import MakeEngine, Model, ModelLoader, build_engine
 from ajet.task_runner.pool import OnEpisode, RolloutPool
 from ajet.task_runner.processes import ProcessRunner
@@ -72,8 +72,8 @@ class Runtime:
         self._parallel = parallel
         self._on_episode = on_episode
         self._on_start = on_start
-        self.outside: ExternalEpisodes | None = None
-        """With `wrapper_type: outside`: the episodes that programs elsewhere begin."""
+        self.external: ExternalEpisodes | None = None
+        """With `wrapper_type: outside`: the episodes that external programs begin."""
         self._judge: BaseJudge | None = None
         self._stopped = False
 
@@ -190,7 +190,7 @@ class Runtime:
                 self.attempts = self.run(self._remote_runner(self._judge))
             elif outside:
                 self._judge = load_judge(self.config, self.config.base_dirs)
-                self.attempts = OutsideRunner(self, self._judge)
+                self.attempts = ExternalRunner(self, self._judge)
             elif not isolated:
                 self.attempts = self._thread_runner()
         finally:
@@ -198,12 +198,12 @@ class Runtime:
         self._prepared(self._judge)
         self.pool = self.run(self._make_pool(isolated))
         if outside:
-            self.run(self._open_to_outside())
+            self.run(self._accept_external_episodes())
 
-    async def _open_to_outside(self) -> None:
+    async def _accept_external_episodes(self) -> None:
         """From now on, external programs may begin episodes."""
-        assert isinstance(self.attempts, OutsideRunner)
-        self.outside = ExternalEpisodes(
+        assert isinstance(self.attempts, ExternalRunner)
+        self.external = ExternalEpisodes(
             self.config,
             self.pool.runner,
             self.attempts,
@@ -211,8 +211,8 @@ class Runtime:
             on_episode=self._on_episode,
             on_start=self._on_start,
         )
-        self.gateway.external = self.outside
-        self.outside.say_how(self.gateway.base_url)
+        self.gateway.external = self.external
+        self.external.say_how(self.gateway.base_url)
 
     async def _remote_runner(self, judge: BaseJudge | None) -> RemoteRunner:
         """Serves episodes to runners elsewhere; the user's workflow is theirs."""
@@ -271,8 +271,8 @@ class Runtime:
     # ------------------------------------------------------------ stopping
 
     async def _stop_episodes(self) -> None:
-        if self.outside is not None:
-            await self.outside.aclose()
+        if self.external is not None:
+            await self.external.aclose()
         if hasattr(self, "pool"):
             self.pool.stop_all()
             while self.pool.running:

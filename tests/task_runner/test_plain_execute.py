@@ -103,7 +103,7 @@ def test_its_errors_are_the_episodes(error: BaseException) -> None:
 
     episode = run(act)
     assert episode.status is EpisodeStatus.WORKFLOW_ERROR and episode.failure is not None
-    assert "in act" in episode.failure.traceback and "outside_loop" not in episode.failure.traceback
+    assert "in act" in episode.failure.traceback and "call_off_loop" not in episode.failure.traceback
 
 
 def test_an_iterator_without_items() -> None:

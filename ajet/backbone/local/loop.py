@@ -343,8 +343,8 @@ class LocalRun:
         validation: bool = False,
         logprobs: list[FloatArray] | None = None,
     ) -> None:
-        outside = self.runtime.outside
-        task = outside.task_of(episode.task_id) if outside is not None else self.task_of.get(episode.task_id)
+        external = self.runtime.external
+        task = external.task_of(episode.task_id) if external is not None else self.task_of.get(episode.task_id)
         self.recorder.record(episode, step, credit, validation=validation, task=task, trainer_logprobs=logprobs)
 
     # ------------------------------------------------------------------------------------------------ checkpoints

@@ -213,8 +213,8 @@ class Rollouts:
             tasks: list[Task] = self._stream.next_batch()
             if not self._ahead:
                 self._progress.phase("rollout", len(tasks) * self._repeat)
-            if self._runtime.outside is not None:
-                fresh = await self._runtime.outside.next_groups(len(tasks), step)
+            if self._runtime.external is not None:
+                fresh = await self._runtime.external.next_groups(len(tasks), step)
             else:
                 fresh = await self._runtime.pool.run_groups(tasks, step=step, earlier=ran)
             groups += fresh

@@ -53,7 +53,7 @@ async def settled() -> None:
 def rollouts(folder: Path, service: ServiceLoop, pool: RecordingPool, ahead: int) -> Rollouts:
     (folder / "job.yaml").write_text("ajet: {project_name: p, rollout: {engine: vllm}}")
     config: Any = load_config(folder / "job.yaml", [f"rollout.max_staleness={ahead}"], complete=False)
-    runtime: Any = SimpleNamespace(run=service.run, submit=service.submit, pool=pool, outside=None)
+    runtime: Any = SimpleNamespace(run=service.run, submit=service.submit, pool=pool, external=None)
     stream = TaskStream([Task(task_id=str(index)) for index in range(64)], seed=0, batch_size=2)
     return Rollouts(config, runtime, stream, Progress.create("quiet"), lambda _: True, STEPS)
 

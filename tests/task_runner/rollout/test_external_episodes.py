@@ -17,7 +17,7 @@ from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_runner.external_episodes import KEY_VARIABLE, ExternalEpisodes, OutsideRunner, service_key
+from ajet.task_runner.external_episodes import KEY_VARIABLE, ExternalEpisodes, ExternalRunner, service_key
 from ajet.task_runner.pool import RolloutPool
 from ajet.task_runner.runner import TaskRunner
 from support.runner_fakes import LineEngine, SmallProvider
@@ -26,10 +26,10 @@ KEY = "sk-ajet-the-service"
 
 
 class Service:
-    """A program elsewhere."""
+    """An external program."""
 
-    def __init__(self, base_url: str, outside: ExternalEpisodes, ended: list[Episode]) -> None:
-        self.base_url, self.outside, self.ended = base_url, outside, ended
+    def __init__(self, base_url: str, external: ExternalEpisodes, ended: list[Episode]) -> None:
+        self.base_url, self.external, self.ended = base_url, external, ended
         self.http = httpx.AsyncClient(trust_env=False, timeout=30)
 
     async def post(self, path: str, key: str, body: Any = None) -> httpx.Response:
@@ -63,18 +63,18 @@ def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, judge: type[BaseJudge] |
         sessions = SmallProvider(config, LineEngine("hello"))
         gateway = sessions.gateway = Gateway()
         await gateway.start()
-        attempts = OutsideRunner(sessions, judge(config) if judge else None)
+        attempts = ExternalRunner(sessions, judge(config) if judge else None)
         runner = TaskRunner(sessions, attempts)
         ended: list[Episode] = []
-        outside = ExternalEpisodes(config, runner, attempts, RolloutPool(runner, config), on_episode=ended.append)
-        gateway.external = outside
-        service = Service(gateway.base_url, outside, ended)
+        external = ExternalEpisodes(config, runner, attempts, RolloutPool(runner, config), on_episode=ended.append)
+        gateway.external = external
+        service = Service(gateway.base_url, external, ended)
         try:
             async with asyncio.timeout(60):
                 await scene(service)
         finally:
             await service.http.aclose()
-            await outside.aclose()
+            await external.aclose()
             await gateway.aclose()
 
     asyncio.run(run())
@@ -88,14 +88,14 @@ def test_groups_form_by_task(monkeypatch: pytest.MonkeyPatch) -> None:
             assert await service.call(episode) == "hello"
             reply = await service.end(episode, reward=reward, metadata={"user": "u"})
             assert (reply.status_code, reply.json()["ended"]) == (200, True)
-        groups = await service.outside.next_groups(2, step=1)
+        groups = await service.external.next_groups(2, step=1)
         assert [(group.task_id, [one.reward for one in group.episodes]) for group in groups] == [
             ("cats", [0.0, 1.0]),
             ("outside", [2.0, 3.0]),
         ]
         assert all(group.complete for group in groups)
         assert groups[0].episodes[0].metadata == {"user": "u"}
-        task = service.outside.task_of("cats")
+        task = service.external.task_of("cats")
         assert task is not None and task.main_query == "cats?"
         assert [one.status for one in service.ended] == [EpisodeStatus.COMPLETED] * 4
 
@@ -156,7 +156,7 @@ def test_without_a_reward_the_judge_decides(monkeypatch: pytest.MonkeyPatch) -> 
     async def scene(service: Service) -> None:
         for stars in (1, 4):
             await service.end(await service.begin(), metadata={"stars": stars})
-        (group,) = await service.outside.next_groups(1, step=1)
+        (group,) = await service.external.next_groups(1, step=1)
         assert [one.reward for one in group.episodes] == [0.2, 0.8]
 
     play(scene, monkeypatch, Judge)
@@ -249,7 +249,7 @@ def test_a_stale_group_is_recorded_and_not_trained(monkeypatch: pytest.MonkeyPat
         )
         for task, reward in (("old", 0), ("old", 0), ("new", 1), ("new", 2)):
             await service.end(await service.begin(task_id=task), reward=reward)
-        old, new = await service.outside.next_groups(1, step=9)
+        old, new = await service.external.next_groups(1, step=9)
         assert (old.complete, len(old.episodes), len(old.failed)) == (False, 0, 2)
         assert {one.failure.kind for one in old.failed if one.failure} == {"EpisodeStale"}
         assert new.complete and [one.reward for one in new.episodes] == [1.0, 2.0]
