@@ -71,7 +71,6 @@ OPENS_ELSEWHERE = {
     "environment/sandboxes/forwarder": "the sandbox's only way out",
     "environment/sandboxes/inside": "the first process in a sandbox, with the standard library alone",
     "environment/sandboxes/unconfined": "commands as they are",
-    "observe/experiment": "asks git which version ran",
     "task_runner/processes": "hands sockets to the processes that it forks",
     "task_runner/tuner/clients": "a server that answers once, so that a fork finds its client imported",
 }

@@ -13,7 +13,6 @@ import logging
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -31,6 +30,7 @@ from ajet.observe.line_file import LineFile, whole_record
 from ajet.observe.logs import FileLog, Masker
 from ajet.observe.metrics import MetricsSink, flatten, make_sinks, require_trackers, rewind_metrics
 from ajet.schema.errors import UserError
+from ajet.system.processes import output_of
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +54,11 @@ def run_environment() -> dict[str, str]:
     """The run's commit, versions and machine, by name. Anything absent (a GPU, a package) is left out."""
     found = {"Python": f"{platform.python_version()}, {sys.prefix}", "system": platform.platform()}
     found["machine"] = f"{os.cpu_count()} cores, {psutil.virtual_memory().total / _GIB:.1f} GiB memory"
-    if gpus := _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"):
+    if gpus := output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader", within_s=_WAIT_S):
         found["GPUs"] = "; ".join(gpus.splitlines())
     for label, folder in (("commit here", Path.cwd()), ("commit of ajet", Path(__file__).parent)):
-        if commit := _output("git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"):
+        describe = ("git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12")
+        if commit := output_of(*describe, within_s=_WAIT_S):
             found[label] = commit
     for package in PACKAGES:
         try:
@@ -66,17 +67,6 @@ def run_environment() -> dict[str, str]:
             continue
     found["command"] = " ".join(sys.argv)
     return found
-
-
-def _output(program: str, *arguments: str) -> str:
-    """The output of a program; empty if the program is absent or fails."""
-    if shutil.which(program) is None:
-        return ""
-    try:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_WAIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 class ExperimentBusyError(UserError):

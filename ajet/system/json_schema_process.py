@@ -1,5 +1,6 @@
-"""The process in which `json_schemas` checks schemas and values. It reads one question from each line of standard input
-and writes one answer to each line of standard output, both JSON. It prints nothing else, and ends when its input ends."""
+"""The process in which `json_schemas` checks schemas and values. It reads one question from each line of standard
+input and writes one answer to each line of standard output, both JSON. It prints nothing else, and ends when its input
+ends."""
 
 from __future__ import annotations
 

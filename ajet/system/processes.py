@@ -255,6 +255,15 @@ def ending_with_us(command: list[str]) -> list[str]:
     return [sys.executable, "-c", _BECOME, *command]
 
 
+def output_of(*command: str, within_s: float) -> str | None:
+    """What a program prints, stripped; None if it is absent, fails, or takes longer."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=True)
+    except (subprocess.SubprocessError, OSError):
+        return None
+    return done.stdout.strip()
+
+
 PIPE_BYTES = 1 << 20
 """Most questions fit into the pipe at once, so that asking is not interrupted again and again."""
 LESS_URGENT = 5

@@ -246,10 +246,10 @@ def wait_for(service: Service, started: Started, ending: threading.Event, say: C
         ending.wait(0.1)
 
 
-def answers(address: tuple[str, int]) -> bool:
+def answers(address: tuple[str, int], timeout_s: float = 2.0) -> bool:
     """Whether something listens there."""
     try:
-        socket.create_connection(address, timeout=2.0).close()
+        socket.create_connection(address, timeout=timeout_s).close()
     except OSError:
         return False
     return True

@@ -1,5 +1,5 @@
-"""`call_off_loop(function)`: call blocking user code from a coroutine, in its own thread, while no event loop is running
-there. So code that starts a loop itself works: `asyncio.run`, `Runner.run_sync`, `agent.run_sync`.
+"""`call_off_loop(function)`: call blocking user code from a coroutine, in its own thread, while no event loop is
+running there. So code that starts a loop itself works: `asyncio.run`, `Runner.run_sync`, `agent.run_sync`.
 
 The coroutine must be run by `run_with_pauses`: its loop stands still during the call. The code finds a loop of its own
 as the thread's current one, as a program does at its start.

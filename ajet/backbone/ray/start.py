@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.ray.mapping import Machine
 from ajet.schema.errors import UserError
-from ajet.system.processes import RAY_RUN, end_all, ending_with_us
+from ajet.system.processes import RAY_RUN, end_all, ending_with_us, output_of
+from ajet.system.services import answers
 
 if TYPE_CHECKING:
     from ajet.backbone import LaunchOptions
@@ -147,14 +147,9 @@ def busy_gpus(gpus: list[GpuMemory]) -> list[GpuMemory]:
 
 def read_gpus() -> list[GpuMemory] | None:
     """What nvidia-smi reports; None without it."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    query = ["nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (subprocess.SubprocessError, OSError):
-        return None
-    return parse_gpus(answer.stdout)
+    query = ("nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits")
+    printed = output_of(*query, within_s=20)
+    return None if printed is None else parse_gpus(printed)
 
 
 def parse_gpus(text: str) -> list[GpuMemory]:
@@ -273,7 +268,7 @@ def serve_as_worker(place: ClusterPlace, machine: Machine, environment: Mapping[
     wait_for_port(place.head, place.port, JOIN_DEADLINE_S, what=f"the head {place.address}")
     options = {"address": place.address, **_resources(machine)}
     with _block([f"--{key}={value}" for key, value in options.items()], environment) as process:
-        while process.poll() is None and _listens(place):
+        while process.poll() is None and answers((place.head, place.port), timeout_s=10.0):
             time.sleep(LOOK_S)
     return 0
 
@@ -282,14 +277,6 @@ def _resources(machine: Machine) -> dict[str, Any]:
     if not machine.cpu:
         return {}
     return {"num-cpus": CPU_LOGICAL_CORES, "num-gpus": machine.logical_gpus, "object-store-memory": CPU_OBJECT_STORE}
-
-
-def _listens(place: ClusterPlace) -> bool:
-    try:
-        socket.create_connection((place.head, place.port), timeout=10).close()
-    except OSError:
-        return False
-    return True
 
 
 def wait_for_port(host: str, port: int, deadline_s: float, *, what: str) -> None:
