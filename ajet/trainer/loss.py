@@ -136,6 +136,9 @@ class PolicyLoss:
     by_trajectory: bool = False
     """The ratio is that of the whole trajectory: exp of the mean log ratio of its tokens."""
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def imitates(self) -> bool:
         """Whether tokens are imitated, whatever their advantage."""

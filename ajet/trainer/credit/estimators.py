@@ -31,6 +31,9 @@ class AdvantageEstimator:
     batch_deviation: bool = False
     """Advantages are divided by their standard deviation in the batch."""
 
+    def __str__(self) -> str:
+        return self.name
+
 
 def _normalised(of: Comparison) -> float:
     return (of.value - of.mean) / (of.deviation + EPSILON)
