@@ -50,7 +50,7 @@ def compare_advantages(estimator: AdvantageEstimator, baseline: Baseline, gamma:
     for seed in range(batches):
         batch = reference.random_batch(np.random.default_rng(seed))
         credit = compute_credit([[e.summary("e") for e in group] for group in batch], settings)
-        want = reference.advantages(batch, estimator, baseline, gamma=gamma, omega=STATE_WEIGHT, k=PASS_K)
+        want = reference.advantages(batch, estimator.name, baseline, gamma=gamma, omega=STATE_WEIGHT, k=PASS_K)
         for group, rows in zip(credit.groups, want, strict=True):
             for episode, row in zip(group, rows, strict=True):
                 for call, value in zip(episode.calls, row, strict=True):

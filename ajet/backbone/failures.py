@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ajet.backbone.episode_metrics import played, without_calls
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.errors import JudgeFailedError, NoModelCallError
-from ajet.task_runner.agent_workflow import load_workflow
 from ajet.task_runner.endings import dropped_by
+from ajet.task_runner.environments import load_workflow
 
 if TYPE_CHECKING:
     from ajet.config import Config

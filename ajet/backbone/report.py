@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.episode_metrics import episode_metrics
+from ajet.backbone.episode_metrics import by_group, episode_metrics, is_success, try_counts, usable
 from ajet.backbone.failures import FailureWatch, warn_of
 from ajet.backbone.plan import validation_repeats
 from ajet.context_tracker import describe_reasons, top_reasons
+from ajet.observe.metrics import read_metrics
+from ajet.observe.progress_state import FailureTally
 from ajet.schema.episode import Episode, EpisodeGroup
 from ajet.schema.errors import ConfigError
 from ajet.task_reader import build_reader, read_validation_tasks
 from ajet.task_runner.runtime import Runtime
-
-if TYPE_CHECKING:
-    from ajet.config import Config
-
-import math
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from difflib import get_close_matches
-from itertools import pairwise
-from typing import TYPE_CHECKING
-
-from ajet.backbone.episode_metrics import by_group, is_success, try_counts, usable
-from ajet.observe.metrics import read_metrics
-from ajet.observe.progress_state import FailureTally
 
 if TYPE_CHECKING:
     from ajet.config import Config

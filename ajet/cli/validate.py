@@ -117,8 +117,7 @@ def load(config: Config) -> Loaded:
     from ajet.cli.checks import Loaded
     from ajet.task_judge.base_judge import load_judge
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
-    from ajet.task_runner.agent_workflow import load_workflow
-    from ajet.task_runner.environments import find_environment, find_sandbox
+    from ajet.task_runner.environments import find_environment, find_sandbox, load_workflow
 
     rollout = config.ajet.rollout
     elsewhere = config.ajet.task_runner.wrapper_type in ("remote", "outside")

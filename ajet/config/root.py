@@ -44,8 +44,9 @@ class LoraConfig(Section):
     target_modules: list[str] | str = "all-linear"
     """Names of the layers that get an adapter, or `all-linear`."""
     base_bits: Literal[4] | None = None
-    """4: the linear layers of the base model rest in 4 bits each weight (QLoRA; needs bitsandbytes), and a checkpoint's
-    `hf` has what these stand for, the adapters added. For the embedded engine. null: as `model.dtype` says."""
+    """4: the linear layers of the base model are stored in 4 bits a weight (QLoRA; needs bitsandbytes), and a
+    checkpoint's `hf` has what these stand for, the adapters added. For the embedded engine. null: as `model.dtype`
+    says."""
 
 
 class ModelConfig(Section):

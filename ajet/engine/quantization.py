@@ -1,4 +1,5 @@
-"""Linear layers whose weights rest in 4 bits (QLoRA), by bitsandbytes: NF4, in blocks of 64 numbers with a factor each.
+"""Linear layers whose weights are stored in 4 bits (QLoRA), by bitsandbytes: NF4, in blocks of 64 with a
+factor each.
 
 A pass computes with the numbers that the 4 bits stand for, in the model's own format; nothing trains them. Embeddings,
 norms, biases and the output layer stay whole. Importing this module doesn't load bitsandbytes.
@@ -61,7 +62,7 @@ def quantise(model: Any, device: str) -> Any:
 
 
 def is_quantised(model: Any) -> bool:
-    """Whether some of its weights rest in 4 bits."""
+    """Whether some of its weights are stored in 4 bits."""
     return any(_packed(parameter) for parameter in model.parameters())
 
 

@@ -16,9 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import ClassVar
-from urllib.parse import urlsplit
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -180,7 +178,7 @@ _FRAME = re.compile(r'^[\s|+-]*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (
 _MARGIN = re.compile(r"^\s*\|")
 """The margin at the start of each line of an exception group's text."""
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[.\d]*/|^<")
-_PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 _PACKAGE_NAME = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
 
 
@@ -240,6 +238,8 @@ def _owner(file: str) -> str:
 
 def _shown(file: str) -> str:
     """The path, relative to the working directory if it is below that."""
+    from pathlib import Path  # `ajet --help` needs none
+
     path = Path(file)
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else file
@@ -248,6 +248,8 @@ def _shown(file: str) -> str:
 def address_of(error: BaseException) -> str:
     """The address that a client could not reach or that returned an error, as many clients' messages don't name it.
     Empty if there is none. User name, password and query are removed, as they may be secret."""
+    from urllib.parse import urlsplit
+
     for link in error_chain(error):
         try:
             url = str(link.request.url)  # type: ignore[attr-defined] # of httpx, and of clients built on it or on requests

@@ -1,4 +1,4 @@
-"""`load_workflow`: the user's workflow, or one that runs a ready agent (`AgentWorkflow`) or a program (`CliWorkflow`).
+"""`AgentWorkflow` and `CliWorkflow`: run the ready agent, or the program, of `rollout.agent` as the episode's workflow.
 
 The reward is the judge's. Without a judge it is, in this order, the environment's, what the agent itself says (its
 tests, for example), 1.0 or 0.0 by comparing the answer with the task's `answer`, or the sum of what its tools gave;
@@ -7,24 +7,13 @@ else the episode fails.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from ajet.schema.errors import UserError
-from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.schema.user_code import import_class
-
-if TYPE_CHECKING:
-    from ajet.config import Config
-    from ajet.task_runner.tuner import AjetTuner
-
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from inspect import signature
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from ajet.agents import Agent, StepType, Trajectory, make_agent
 from ajet.agents.cli_agent import CliAgent, CliRun, ModelAddress
@@ -35,15 +24,11 @@ from ajet.config import Config
 from ajet.environment.environment import NOTHING_OBSERVED, observation_messages, observation_text
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxSettings, open_sandbox
-from ajet.schema.errors import AjetError, EnvironmentFault, ImportPathError, RewardError
-from ajet.schema.task import Task
+from ajet.schema.errors import AjetError, EnvironmentFault, ImportPathError, RewardError, UserError
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.math_answer_as_judge import same_answer
 from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow import Workflow
-
-if TYPE_CHECKING:
-    from ajet.config import Config
-    from ajet.task_runner.tuner import AjetTuner
 
 
 class EnvironmentWorld:
@@ -306,20 +291,3 @@ def reward_of_run(run: CliRun, task: Task) -> tuple[float, bool]:
         raise RewardError(PROGRAM_NO_REWARD)
     right = same_answer(run.answer, str(expected))
     return float(right), right
-
-
-WORKFLOW_KEY = "ajet.rollout.user_workflow"
-
-
-def load_workflow(config: Config, base_dirs: Sequence[Path] = ()) -> type[Workflow]:
-    """The class that `rollout.user_workflow` names, or one that runs `rollout.agent`. Raises a `UserError`."""
-    rollout = config.ajet.rollout
-    if rollout.agent is None:
-        return import_class(rollout.user_workflow or "", Workflow, key=WORKFLOW_KEY, base_dirs=base_dirs)
-    if rollout.agent.type == "cli":
-        from ajet.task_runner.agent_workflow import build_cli_agent, cli_workflow_of
-
-        return cli_workflow_of(build_cli_agent(config, base_dirs))
-    from ajet.task_runner.agent_workflow import build_agent, workflow_of
-
-    return workflow_of(build_agent(config, base_dirs))

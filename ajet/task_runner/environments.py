@@ -1,4 +1,4 @@
-"""Creates the environments and sandboxes that a run's config asks for."""
+"""What a run's config asks for around an episode: its workflow's class, its environment and its sandbox."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.config import Config
 from ajet.environment.environment import (
     EnvironmentSettings,
     EnvironmentSource,
@@ -19,11 +20,10 @@ from ajet.environment.environment import (
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxError, SandboxSettings, check_sandbox, open_sandbox
 from ajet.schema.task import Task, WorkflowTask
-from ajet.schema.user_code import find_named, looked_in
-from ajet.task_runner.agent_workflow import check_program
+from ajet.schema.user_code import find_named, import_class, looked_in
+from ajet.task_runner.workflow import Workflow
 
 if TYPE_CHECKING:
-    from ajet.config import Config
     from ajet.environment.sandboxes import Sandbox
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,10 @@ def find_sandbox(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxSetti
             check_sandbox(settings)
         except SandboxError as error:
             raise SandboxError(f"ajet.rollout.sandbox: {error}") from error
-        check_program(config, settings, base_dirs)
+        if config.ajet.rollout.agent is not None:
+            from ajet.task_runner.agent_workflow import check_program
+
+            check_program(config, settings, base_dirs)
     return settings
 
 
@@ -186,3 +189,20 @@ class LeasedSandbox:
             sandbox = self._sandbox
         if sandbox is not None:
             sandbox.kill()
+
+
+WORKFLOW_KEY = "ajet.rollout.user_workflow"
+
+
+def load_workflow(config: Config, base_dirs: Sequence[Path] = ()) -> type[Workflow]:
+    """The class that `rollout.user_workflow` names, or one that runs `rollout.agent`. Raises a `UserError`."""
+    rollout = config.ajet.rollout
+    if rollout.agent is None:
+        return import_class(rollout.user_workflow or "", Workflow, key=WORKFLOW_KEY, base_dirs=base_dirs)
+    if rollout.agent.type == "cli":
+        from ajet.task_runner.agent_workflow import build_cli_agent, cli_workflow_of
+
+        return cli_workflow_of(build_cli_agent(config, base_dirs))
+    from ajet.task_runner.agent_workflow import build_agent, workflow_of
+
+    return workflow_of(build_agent(config, base_dirs))

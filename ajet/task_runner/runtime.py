@@ -23,11 +23,10 @@ from ajet.system.service_loop import ServiceLoop, wait_for
 from ajet.task_judge.base_judge import BaseJudge, load_judge
 from ajet.task_judge.group_judge import GroupJudge
 from ajet.task_judge.helper import HelperModel
-from ajet.task_runner.agent_workflow import load_workflow
 from ajet.task_runner.attempt import AttemptRunner, WorkflowAttempt
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.endings import LateJudge
-from ajet.task_runner.environments import find_environment, find_sandbox
+from ajet.task_runner.environments import find_environment, find_sandbox, load_workflow
 from ajet.task_runner.external_episodes import ExternalEpisodes, ExternalRunner
 from ajet.task_runner.model import MakeEngine, Model, ModelLoader, build_engine
 from ajet.task_runner.pool import OnEpisode, RolloutPool

@@ -28,12 +28,10 @@ from ajet.schema.task import WorkflowTask
 from ajet.schema.user_code import import_class
 from ajet.system.forking import ForkingServer, serve
 from ajet.task_judge.base_judge import JUDGE_KEY, BaseJudge, load_judge
-from ajet.task_runner.agent_workflow import load_workflow
-from ajet.task_runner.environments import LeasedSandbox, find_environment, find_sandbox
+from ajet.task_runner.environments import LeasedSandbox, find_environment, find_sandbox, load_workflow
 from ajet.task_runner.off_loop import run_with_pauses
 from ajet.task_runner.results import EarlyEnding, describe, run_workflow
 from ajet.task_runner.tuner import AjetTuner
-from ajet.task_runner.tuner.clients import rehearse
 from ajet.task_runner.workflow import Workflow
 from ajet.task_runner.workflow_result import WorkflowResult
 
@@ -150,6 +148,8 @@ class ForkServer(ForkingServer):
             import_class(judge, BaseJudge, key=JUDGE_KEY, base_dirs=self._base_dirs)
         self._environments = find_environment(self._config, self._base_dirs)
         self._sandboxes = find_sandbox(self._config, self._base_dirs)
+        from ajet.task_runner.tuner.clients import rehearse  # it loads the clients' libraries: nothing for the parent
+
         rehearse()
 
     def command(self, do: str, process: int) -> None:

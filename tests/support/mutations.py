@@ -44,7 +44,6 @@ ajet:
     multi_turn:
       max_steps: 30
       max_sample_per_task: 30
-      expected_steps: 1
     val_kwargs:
       temperature: 0.0
       do_sample: false
@@ -63,12 +62,10 @@ ajet:
   context_tracker:
     shared_token_loss: once
     detect_timeline_snap: false
-    timeline_merging_policy:
-      timeline_compare_level: token
   debug:
     debug_max_parallel: 4
     debug_first_n_tasks: 2
-    debug_vllm_port: 18000
+    debug_vllm_seed: 3
   trainer_common:
     total_epochs: 50
     save_freq: 20
@@ -282,7 +279,6 @@ def ranges() -> Iterator[Mutation]:
             ("", "submit_oversample_multiplier", "0.5", "at least 1"),
             ("", "max_steps", "0", "at least 1"),
             ("", "tensor_model_parallel_size", "0", "at least 1"),
-            ("", "debug_vllm_port", "70000", "at most 65535"),
             ("", "port", "-1", "at least 0"),
             ("", "save_freq", "-2", "at least -1"),
             ("", "clip_low", "1.5", "at most 1"),
@@ -309,7 +305,6 @@ def choices() -> Iterator[Mutation]:
             ("", "kl_loss_type", "low_var", "did you mean `low_var_kl`?"),
             ("", "wrapper_type", "multiprocessing", "did you mean `multi-processing`?"),
             ("", "shared_token_loss", "twice", "`multiplicity`"),
-            ("", "timeline_compare_level", "tokens", "did you mean `token`?"),
             ("", "judge_type", "custom_protocol", "did you mean `customized_protocol`?"),
             ("task_reader", "type", "jsonl", "`jsonl_dataset_file`"),
             ("task_reader", "type", "jsonl_dataset_files", "did you mean `jsonl_dataset_file`?"),

@@ -15,7 +15,7 @@ from ajet.engine.scripted import Reply, ScriptedEngine
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
-from ajet.task_runner.agent_workflow import load_workflow
+from ajet.task_runner.environments import load_workflow
 from ajet.task_runner.runtime import Runtime
 
 QUESTION = Task(task_id="t", main_query="What is 6*7?", metadata={"answer": "42"})

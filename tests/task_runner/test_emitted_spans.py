@@ -80,7 +80,7 @@ def agent_file(folder: Path, name: str) -> str:
 
 
 def workflow_of(folder: Path, name: str) -> type[Workflow]:
-    from ajet.task_runner.agent_workflow import load_workflow
+    from ajet.task_runner.environments import load_workflow
 
     return load_workflow(make_config({"rollout.user_workflow": agent_file(folder, name)}), [])
 

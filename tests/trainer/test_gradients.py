@@ -266,7 +266,7 @@ def test_tree_gradient_equals_rows(
     settings = LossSettings(loss, clip_dual=1.5, kl_coef=0.1, kl_type=kl, entropy_coef=0.05, correction=correction)
     for dtype, bound in ((torch.float32, 1e-5), (torch.float64, 1e-9)):
         model = small_model(dtype)
-        seed = len(loss) * 100 + len(norm) * 10 + multiplicity
+        seed = len(loss.name) * 100 + len(norm) * 10 + multiplicity
         episodes, _, credit = random_batch(seed, vocab=VOCAB, settings=credit_settings)
         expected = reference_gradient(model, episodes, credit, settings, seed, dtype, multiplicity)
         items = items_of([(e.tree, c) for e, c in zip(episodes, credit.episodes, strict=True)])

@@ -101,8 +101,7 @@ def asks_for_cpu(variable: str) -> bool:
 def check_user_classes(config: Config) -> None:
     """Import the workflow and the judge: what is wrong with them is said now, not by a worker in a minute."""
     from ajet.task_judge.base_judge import load_judge
-    from ajet.task_runner.agent_workflow import load_workflow
-    from ajet.task_runner.environments import find_environment, find_sandbox
+    from ajet.task_runner.environments import find_environment, find_sandbox, load_workflow
 
     if config.ajet.task_runner.wrapper_type != "remote":  # the runners have their own
         load_workflow(config, config.base_dirs)

@@ -34,7 +34,7 @@ class TorchEngineSettings:
     attn: str = "auto"
     device: str | None = None
     base_bits: int | None = None
-    """4: linear layers rest in 4 bits."""
+    """4: linear layers are stored in 4 bits."""
 
     @classmethod
     def from_config(cls, config: Any) -> TorchEngineSettings:

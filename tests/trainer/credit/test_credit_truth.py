@@ -46,7 +46,7 @@ def test_advantages_are_the_formula_s(estimator: AdvantageEstimator, baseline: B
     for seed in range(10):
         batch = reference.random_batch(np.random.default_rng(seed))
         credit = compute_credit([[e.summary("e") for e in group] for group in batch], settings)
-        expected = reference.advantages(batch, estimator, baseline, gamma=gamma, omega=0.7, k=3)
+        expected = reference.advantages(batch, estimator.name, baseline, gamma=gamma, omega=0.7, k=3)
         for group, got, want in zip(batch, credit.groups, expected, strict=True):
             for played, episode, row in zip(group, got, want, strict=True):
                 for turn, call, value in zip(played.turns, episode.calls, row, strict=True):
