@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.observe.experiment import ExperimentFolder
 
+log = logging.getLogger(__name__)
+
 TEXT_CHARS = 600
 """How much of a message is shown: enough to see what happened. `episodes.sqlite` has all of it."""
 TRACEBACK_LINES = 12
@@ -268,8 +270,6 @@ def shortened(text: str, limit: int = TEXT_CHARS) -> str:
         text = f"{text[:limit]}… ({len(text) - limit} more characters)"
     return text.replace("\n", "\n       ")
 
-
-log = logging.getLogger(__name__)
 
 EXIT_ALL_FAILED = 1
 EXIT_INTERRUPTED = 130

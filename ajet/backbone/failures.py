@@ -24,6 +24,8 @@ from ajet.task_runner.environments import load_workflow
 if TYPE_CHECKING:
     from ajet.config import Config
 
+log = logging.getLogger("ajet.backbone")
+
 
 ENDPOINT = "api = tuner.as_oai_baseurl_apikey(), and give it api.base_url, api.api_key and api.model"
 CLIENTS = {
@@ -128,8 +130,6 @@ def _own_clients(file: Path) -> Iterator[OwnClient]:
         has_address = any(keyword.arg in ADDRESSES for keyword in node.keywords)
         yield OwnClient(file, node.lineno, lines[node.lineno - 1].strip(), instead, has_address)
 
-
-log = logging.getLogger("ajet.backbone")
 
 MANY_DROPPED = 0.1
 """Share of a step's episodes above which the log says that dropping them selects what is trained."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ajet.config import BackboneName, Config
     from ajet.observe.experiment import ExperimentFolder
 
+log = logging.getLogger(__name__)
+
 TRAINING = (
     "smaller batches of tokens (ajet.trainer_common.max_tokens_per_step), ajet.model.lora.enabled: true, "
     "ajet.trainer_common.optim.state_bits: 8, or a shorter ajet.rollout.max_model_len"
@@ -83,8 +85,6 @@ def place_advice(error: BaseException) -> str | None:
     shown = place if len(place) <= 200 else f"{place[:100]}…{place[-60:]}"
     return f"{shown}: {error.strerror}\n    {ADVICE[error.errno]}"
 
-
-log = logging.getLogger(__name__)
 
 DEFAULT_BACKBONE: BackboneName = "local"
 RunBackbone = Callable[["Config", "ExperimentFolder", LaunchOptions], int]

@@ -293,7 +293,6 @@ async def _rollout(
     arguments: Namespace, agent: Agent, tasks: list[Task], judge: Judge, sandbox: SandboxSettings | None
 ) -> int:
     from ajet.agents.batch import Batch, Prices, demonstrations, run_batch
-    from ajet.cli.rollout import EpisodeCounts, progress
 
     arguments.out.mkdir(parents=True, exist_ok=True)
     counts = EpisodeCounts(total=len(tasks) * arguments.n)
@@ -373,7 +372,6 @@ async def _model(arguments: Namespace) -> AsyncIterator[_Model]:
         function = as_model_function(target, name)
         yield _Model(name, lambda: function)
         return
-    from ajet.cli.rollout import SessionModelFunction
     from ajet.cli.targets import target_config
     from ajet.task_runner.model import load_model
 

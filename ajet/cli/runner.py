@@ -66,8 +66,6 @@ def run(argv: Sequence[str]) -> int:
             f"{KEY_VARIABLE} is not set: the run prints it when it starts, or export the same on both sides"
         )
     if arguments.with_ray is not None:
-        from ajet.cli.runner import place
-
         return place(arguments, key)
     return _Runner(arguments, key).run()
 

@@ -87,8 +87,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _show(summaries: list[dict[str, Any]]) -> None:
-    from ajet.cli.runs import print_table
-
     rows = [
         [
             one["name"],

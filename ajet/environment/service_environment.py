@@ -31,6 +31,8 @@ from ajet.schema.printable import encodable_values
 from ajet.schema.task import Task
 from ajet.system.http_client import HttpAnswer, HttpClient, HttpFailure
 
+log = logging.getLogger(__name__)
+
 REPEATABLE = frozenset({"/get_env_profile", "/evaluate", "/get_info", "/release"})
 GONE_S = 10.0
 """How long a server that refuses connections is tried again: it may be restarting."""
@@ -206,9 +208,6 @@ def _detail(answer: HttpAnswer) -> str:
     except (ValueError, RecursionError):
         pass
     return text.strip()[-DETAIL_CHARS:] or "nothing more"
-
-
-log = logging.getLogger(__name__)
 
 
 class ServiceSource:

@@ -29,6 +29,8 @@ from ajet.system.processes import STARTED_BY, end_all, recorded, state_folder
 if TYPE_CHECKING:
     from ajet.config import Config
 
+log = logging.getLogger(__name__)
+
 PATIENCE_S = 5.0
 """How long a service may take to end by itself: less than Ctrl-C promises for the run."""
 START_S = 600.0
@@ -254,8 +256,6 @@ def answers(address: tuple[str, int], timeout_s: float = 2.0) -> bool:
         return False
     return True
 
-
-log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
 """How often it looks whether the service's process has ended."""

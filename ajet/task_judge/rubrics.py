@@ -17,6 +17,8 @@ from ajet.schema.errors import TaskDataError, UserError
 from ajet.task_judge.grading import Grade, Grader
 from ajet.task_judge.helper import Asker, NearDuplicates, read_json
 
+log = logging.getLogger("ajet.rubrics")
+
 HEAD = """\
 # What answers are graded by. Edit, add and remove rubrics: this file is written only if it isn't there.
 # `ajet rubrics make CONF --again` writes it anew; the earlier one is kept beside it.
@@ -151,8 +153,6 @@ def example_of(
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
-
-log = logging.getLogger("ajet.rubrics")
 
 SIMILAR = 0.7
 """Overlap from which two rubrics count as one."""

@@ -16,6 +16,8 @@ from ajet.schema.printable import encodable
 from ajet.schema.task import Task
 from ajet.schema.user_code import import_class
 
+log = logging.getLogger("ajet.task_reader")
+
 
 class BaseTaskReader(ABC):
     """Built with the YAML's `ajet.task_reader` section. Each of its two lists is requested once."""
@@ -147,9 +149,6 @@ def require_tasks(tasks: Any, reader: str) -> list[Task]:
                     f"{encodable(text)[:80]!r}"
                 )
     return listed
-
-
-log = logging.getLogger("ajet.task_reader")
 
 
 def build_reader(config: Config) -> BaseTaskReader:

@@ -33,6 +33,8 @@ from ajet.task_runner.workflow_result import WorkflowResult
 if TYPE_CHECKING:
     from ajet.config.root import FailureRewardConfig, Treatment
 
+log = logging.getLogger(__name__)
+
 EXAMPLE_JUDGE = "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"
 NO_REWARD = (
     "the workflow returned reward=None and there is no judge: return WorkflowOutput(reward=…), "
@@ -225,8 +227,6 @@ def _treatment_of(outcome: Outcome, rules: FailureRewardConfig) -> Treatment:
 def _gravest(outcomes: frozenset[Outcome]) -> Outcome | None:
     return next((outcome for outcome in BY_GRAVITY if outcome in outcomes), None)
 
-
-log = logging.getLogger(__name__)
 
 Outcomes = list[Judgement] | Failure
 

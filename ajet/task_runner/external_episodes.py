@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ajet.gateway.gateway import EpisodeKey
     from ajet.task_runner.pool import RolloutPool
 
+log = logging.getLogger(__name__)
+
 
 class ExternalRunner:
     """Waits for attempts to be ended."""
@@ -103,8 +105,6 @@ class OutsideAttempt:
     def release(self) -> None:
         self._runner.forget(self._task.episode_uuid)
 
-
-log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "AJET_SERVICE_KEY"
 """It holds the key with which programs begin episodes."""

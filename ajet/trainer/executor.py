@@ -32,6 +32,8 @@ from ajet.trainer.forward import (
 from ajet.trainer.output_head import why_not_liger
 from ajet.trainer.pack import Item, Layout, Pack, items_of, make_packs
 
+log = logging.getLogger("ajet.trainer")
+
 MOST_VARIANTS = 32
 """Of a function, before PyTorch leaves it as it is: with and without gradients, one row or several, adapters on or
 off, trained or frozen weights. Its own limit is 8."""
@@ -307,9 +309,6 @@ def plan(items: Sequence[Item], costs: CostModel, budget: int | None, layouts: S
     """The packs in whichever of these layouts should be fastest."""
     candidates = [make_packs(items, layout, budget) for layout in layouts]
     return min(candidates, key=lambda packs: costs.estimate(packs, budget or 1 << 30))
-
-
-log = logging.getLogger("ajet.trainer")
 
 
 class Chosen(NamedTuple):

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from ajet.config.root import LoraConfig
     from ajet.task_runner.runtime import Runtime
 
+log = logging.getLogger("ajet.backbone.local")
+
 
 KEY = "ajet.trainer_common.algorithm.distillation.teacher"
 SAMPLES = (
@@ -130,9 +132,6 @@ class ServerTeacher:
         if self._client is None:
             self._client = RemoteClient(self._settings)
         return await self._client.post(path, body)
-
-
-log = logging.getLogger("ajet.backbone.local")
 
 
 class Learner:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.observe.experiment import ExperimentFolder
 
+log = logging.getLogger("ajet.backbone.prompt")
+
 
 QUIET_S = 20.0
 """Longest silence that needs no word: most models answer within it. After each word, the next comes twice as late."""
@@ -157,8 +159,6 @@ def confirmation_text(comparison: TemplateComparison | None) -> str:
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
-
-log = logging.getLogger("ajet.backbone.prompt")
 
 EXIT_NO_PROPOSAL = 1
 ALL_ROUNDS = "all rounds were run"

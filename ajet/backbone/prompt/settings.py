@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.task_runner.runtime import Runtime
 
+log = logging.getLogger("ajet.backbone.prompt")
+
 
 def make_proposer(config: Config, runtime: Runtime) -> Proposer:
     """The proposer that `ajet.prompt_tuning.proposer` names. Raises a `UserError`."""
@@ -208,9 +210,6 @@ def check_budget(config: Config, algorithm: Algorithm, sizes: Sizes, confirmatio
             f"    write at least {least + kept}, or lower confirmation_tasks, validation_tasks, or the batches of "
             f"prompt_tuning.{tuning.algorithm}"
         )
-
-
-log = logging.getLogger("ajet.backbone.prompt")
 
 
 @dataclass(frozen=True, slots=True)

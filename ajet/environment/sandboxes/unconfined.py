@@ -82,7 +82,7 @@ class UnconfinedSandbox:
         (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = os.pipe(), os.pipe(), os.pipe()
         limit = self.settings.output_bytes
         stdout, stderr = Output(ours_out, limit, on_output), Output(ours_err, limit, on_output)
-        feeding = asyncio.create_task(feed(ours_in, stdin))
+        feeding: asyncio.Task[None] | None = None
         timed_out, code = False, 0
         try:
             try:
@@ -101,6 +101,7 @@ class UnconfinedSandbox:
             finally:
                 for descriptor in (theirs_in, theirs_out, theirs_err):
                     os.close(descriptor)
+            feeding = asyncio.create_task(feed(ours_in, stdin))
             self._running = {group for group in self._running if _alive(group)} | {process.pid}
             seconds = self.settings.seconds_for(timeout)
             try:
@@ -112,7 +113,10 @@ class UnconfinedSandbox:
                     _end(process.pid)
                     await process.wait()
         finally:
-            feeding.cancel()
+            if feeding is None:  # nothing was started
+                os.close(ours_in)
+            else:
+                feeding.cancel()
             stdout.finish()
             stderr.finish()
         code = code if code >= 0 else 128 - code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,19 @@ def test_it_works_like_the_others() -> None:
 
     workspace = asyncio.run(main())
     assert workspace and not Path(workspace).exists()
+
+
+def test_commands_that_cant_be_started_leave_nothing_open() -> None:
+    async def main() -> tuple[int, int]:
+        async with open_sandbox(SETTINGS) as sandbox:
+            await sandbox.exec(["no-such-program"])
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(20):
+                assert (await sandbox.exec(["no-such-program"])).exit_code == 127
+            return before, len(os.listdir("/proc/self/fd"))
+
+    before, after = asyncio.run(main())
+    assert after <= before
 
 
 def test_background_processes_can_be_ended() -> None:
