@@ -13,8 +13,7 @@ from tree_training import Timings, Way, group, items_for, update_of
 from ajet.backbone.local.learner import with_adapters
 from ajet.schema.errors import UserError
 from ajet.trainer.executor import CompiledForward, check_same
-from ajet.trainer.forward import BestForward, Forward
-from ajet.trainer.output_head import require_liger, why_not_liger
+from ajet.trainer.forward import BestForward, Forward, require_liger, why_not_liger
 from ajet.trainer.pack import Item, Layout, make_packs
 
 BUDGET = 16384

@@ -35,7 +35,6 @@ SMALL_FOR_A_REASON = {
     "engine/vllm/in_worker/ajet_server_key": "loaded by vLLM, by name",
     "engine/vllm/in_worker/ajet_worker": "loaded by vLLM, by name",
     "prompt_tuning/best_of": "a kind of optimiser",
-    "schema/lazy": "imported by packages before anything else",
     "schema/span": "a public contract",
     "task_judge/env_service_as_judge": "a kind of judge",
     "task_judge/symbolic_child": "a program of its own",

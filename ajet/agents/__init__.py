@@ -6,10 +6,9 @@ trajectory.final_response
 """
 
 from ajet.agents.agent import Agent
-from ajet.agents.limits import AgentSettingsError
 from ajet.agents.model_function import AgentReply, ModelFunction, ModelMessage, ToolCall, as_model_function
 from ajet.agents.ready import CodingAgent, ReActAgent, ToolAgent, agent_names, make_agent, register_agent
-from ajet.agents.run import AgentRun
+from ajet.agents.run import AgentRun, AgentSettingsError
 from ajet.schema.trajectory import (
     StepType,
     StopReason,

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from ajet.agents.limits import SUMMARISE, AgentLimits, AgentSettingsError, ContextWindow, WhenFull
 from ajet.agents.model_function import (
     UNFINISHED,
     AgentReply,
@@ -26,7 +25,18 @@ from ajet.agents.model_function import (
     as_model_function,
 )
 from ajet.agents.reply_format import NativeFormat, ReplyFormat, TextFormat, prompt_messages, split_thinking
-from ajet.agents.run import AgentRun, OneAtATime, OnStep, World, world_tools
+from ajet.agents.run import (
+    SUMMARISE,
+    AgentLimits,
+    AgentRun,
+    AgentSettingsError,
+    ContextWindow,
+    OneAtATime,
+    OnStep,
+    WhenFull,
+    World,
+    world_tools,
+)
 from ajet.agents.tools import Toolset, make_tools
 from ajet.agents.tools.tool import Tool, ToolContext, ToolSource
 from ajet.schema.episode import Failure

@@ -17,8 +17,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from ajet.agents.limits import AgentSettingsError
 from ajet.agents.reply_format import prompt_messages
+from ajet.agents.run import AgentSettingsError
 from ajet.agents.task_tests import NO_BYTECODE, Verdict, bring_files, judge_by_tests, said
 from ajet.config.kinds import CLI_PROGRAMS, load, nearest_name
 from ajet.environment.sandboxes import ExecResult, Sandbox, SandboxError

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ajet.agents.agent import Agent
-from ajet.agents.limits import AgentSettingsError
 from ajet.agents.model_function import Message
-from ajet.agents.run import AgentRun
+from ajet.agents.run import AgentRun, AgentSettingsError
 from ajet.agents.task_tests import bring_files, judge_by_tests, run_command, said
 from ajet.agents.tools import make_tools
 from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource

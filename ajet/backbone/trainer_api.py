@@ -226,8 +226,7 @@ class Trainer:
 
     def _launch(self, config: Config) -> FinishedRun:
         from ajet.backbone import LaunchOptions
-        from ajet.backbone.arguments import LaunchArguments
-        from ajet.backbone.launch import launch
+        from ajet.backbone.launch import LaunchArguments, launch
         from ajet.observe.experiment import OWN_FOLDER, folder_of, read_events
         from ajet.observe.logs import log_to_terminal
         from ajet.schema.errors import EXIT_INTERRUPTED

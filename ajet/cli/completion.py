@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 
-from ajet.backbone.arguments import build_parser
+from ajet.backbone.launch import build_parser
 from ajet.cli.main import COMMANDS
 
 NAMES_A_RUN = ("chat", "compare", "export", "report", "serve", "view")

@@ -63,8 +63,8 @@ async def _serve(arguments: Namespace) -> int:
 
 def _open_gateway(model: Model, max_model_len: int, arguments: Namespace) -> Gateway:
     """A gateway that answers anyone with the right key and treats each request as a separate conversation."""
-    from ajet.gateway.caller import Caller
     from ajet.gateway.gateway import Gateway, GatewaySettings, gateway_tls
+    from ajet.gateway.protocol import Caller
     from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET
     from ajet.system.http_messages import InvalidKeyError
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.arguments import ArgumentError, LaunchArguments, parse_arguments
+from ajet.backbone.launch import ArgumentError, LaunchArguments, parse_arguments
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:

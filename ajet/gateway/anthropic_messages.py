@@ -6,12 +6,10 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
-from ajet.gateway import fields
-from ajet.gateway.caller import Caller, read_model
+from ajet.gateway import protocol
 from ajet.gateway.chat import CallPiece, ReplyDelta
-from ajet.gateway.fields import BadField, kind, refuse_unsupported
 from ajet.gateway.openai_chat import MAX_STOPS, unreadable_call
-from ajet.gateway.reply_stream import Event, ReplyStream
+from ajet.gateway.protocol import BadField, Caller, Event, ReplyStream, kind, read_model, refuse_unsupported
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Sampling, Tool
 from ajet.schema.errors import ModelCallError, UnsupportedContentError
 from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
@@ -26,26 +24,26 @@ def read_request(body: dict[str, Any], caller: Caller) -> tuple[ChatRequest, str
     """The chat request, and the model's name as the client wrote it."""
     refuse_unsupported(body)
     asked = read_model(body, caller)
-    max_tokens = fields.integer(body, "max_tokens", 1, 10**9)
+    max_tokens = protocol.integer(body, "max_tokens", 1, 10**9)
     if max_tokens is None:
         raise BadField("max_tokens", "max_tokens is required")
-    tools = _tools(fields.array(body, "tools"))
-    messages = _system(body.get("system")) + _messages(fields.array(body, "messages"))
+    tools = _tools(protocol.array(body, "tools"))
+    messages = _system(body.get("system")) + _messages(protocol.array(body, "messages"))
     default = caller.session.settings.default_sampling
-    top_k = fields.integer(body, "top_k", -1, 10**9)
+    top_k = protocol.integer(body, "top_k", -1, 10**9)
     sampling = Sampling(
-        temperature=fields.number(body, "temperature", default.temperature, 0.0, 2.0),
-        top_p=fields.number(body, "top_p", default.top_p, 1e-6, 1.0),
+        temperature=protocol.number(body, "temperature", default.temperature, 0.0, 2.0),
+        top_p=protocol.number(body, "top_p", default.top_p, 1e-6, 1.0),
         top_k=default.top_k if top_k is None else top_k,
         max_tokens=max_tokens,
-        stop=fields.strings(body, "stop_sequences", MAX_STOPS),
+        stop=protocol.strings(body, "stop_sequences", MAX_STOPS),
     )
     request = ChatRequest(
         messages=messages,
         tools=tools,
         tool_choice=_tool_choice(body.get("tool_choice"), tools),
         sampling=sampling,
-        parallel_tool_calls=not fields.flag(fields.mapping(body, "tool_choice"), "disable_parallel_tool_use"),
+        parallel_tool_calls=not protocol.flag(protocol.mapping(body, "tool_choice"), "disable_parallel_tool_use"),
         agent=asked.agent,
         target=caller.target or DEFAULT_TARGET,
         trainable=asked.trainable,
@@ -56,9 +54,9 @@ def read_request(body: dict[str, Any], caller: Caller) -> tuple[ChatRequest, str
 
 def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:
     """`output_config.format`, or `output_format` as it was called before, as chat's `response_format`."""
-    key, given = "output_config.format", fields.mapping(fields.mapping(body, "output_config"), "format")
+    key, given = "output_config.format", protocol.mapping(protocol.mapping(body, "output_config"), "format")
     if not given:
-        key, given = "output_format", fields.mapping(body, "output_format")
+        key, given = "output_format", protocol.mapping(body, "output_format")
     if not given:
         return None
     if given.get("type") != "json_schema" or not isinstance(given.get("schema"), dict):
@@ -156,7 +154,7 @@ def _assistant(content: Any, where: str) -> Message:
             function = {"name": name, "arguments": json.dumps(given, ensure_ascii=False)}
             calls.append({"id": call_id, "type": "function", "function": function})
         elif block_type == "thinking":
-            reasoning.append(fields.text(block, "thinking"))
+            reasoning.append(protocol.text(block, "thinking"))
         elif block_type != "redacted_thinking":
             texts.append(_block_text(block, place))
     if calls:  # a call needs no text beside it, and the reply that is repeated here had none
@@ -181,7 +179,7 @@ def _tools(values: list[Any]) -> list[Tool]:
         if not isinstance(name, str) or not name or not isinstance(schema, dict):
             raise BadField(where, f"{where} needs a name and an input_schema")
         function: dict[str, Any] = {"name": name}
-        if description := fields.text(value, "description"):
+        if description := protocol.text(value, "description"):
             function["description"] = description
         tools.append({"type": "function", "function": {**function, "parameters": schema}})
     return tools
@@ -196,7 +194,7 @@ def _tool_choice(value: Any, tools: list[Tool]) -> Literal["auto", "none", "requ
     if choice == "any" and tools:
         return "required"
     if choice == "tool":
-        name = fields.text(value, "name")
+        name = protocol.text(value, "name")
         if name in {tool["function"]["name"] for tool in tools}:
             return {"type": "function", "function": {"name": name}}
         raise BadField("tool_choice", f"tool_choice names {name!r:.60}, which is not among the tools")
@@ -234,13 +232,13 @@ async def count_tokens(body: dict[str, Any], caller: Caller) -> Answer:
 async def messages(body: dict[str, Any], caller: Caller) -> Answer:
     """Answer one request. Raises `ModelCallError` until something has been sent."""
     request, model = read_request(body, caller)
-    if fields.flag(body, "stream"):
+    if protocol.flag(body, "stream"):
         stream = ReplyStream(request, caller.session)
         first = await stream.first()
         return event_stream(message_events(model, stream, first), stream.close)
     (reply,) = await caller.session.complete(request)
     answer = {**_head(reply.call_id, model), "content": _blocks(reply), **_ending(reply), "usage": _usage(reply)}
-    if fields.flag(body, "return_token_ids"):
+    if protocol.flag(body, "return_token_ids"):
         answer |= {"prompt_token_ids": reply.prompt_ids, "token_ids": reply.completion.token_ids}
     return json_answer(answer | _malformed(reply))
 

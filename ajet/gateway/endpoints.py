@@ -11,13 +11,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from ajet.gateway import fields
+from ajet.gateway import protocol
 from ajet.gateway.anthropic_messages import anthropic_error_body, count_tokens, messages
-from ajet.gateway.caller import MODEL_PREFIX, Caller, KeyScopeError, read_model
-from ajet.gateway.fields import BadField, json_body
 from ajet.gateway.openai_chat import chat_completions, openai_error_body
 from ajet.gateway.openai_completions import completions
 from ajet.gateway.openai_responses import responses
+from ajet.gateway.protocol import MODEL_PREFIX, BadField, Caller, KeyScopeError, json_body, read_model
 from ajet.gateway.traces import PATH as TRACES_PATH
 from ajet.gateway.traces import traces
 from ajet.schema.chat import DEFAULT_AGENT, bare_call_id
@@ -43,9 +42,9 @@ async def rewards(body: dict[str, Any], caller: Caller) -> Answer:
         value = finite_reward(body.get("reward"), "reward")
     except RewardError as error:
         raise BadField("reward", str(error)) from None
-    call = bare_call_id(fields.text(body, "call"))
-    agent = fields.text(body, "agent") or None
-    replace = fields.flag(body, "replace")
+    call = bare_call_id(protocol.text(body, "call"))
+    agent = protocol.text(body, "agent") or None
+    replace = protocol.flag(body, "replace")
     if replace and call is None:
         raise BadField("replace", "replace needs a call: the one whose reward replaces the outcome")
     try:
@@ -241,7 +240,7 @@ async def answer_external(method: str, path: str, body: bytes, episodes: Episode
         given = json_body(body) if body else {}
         if path == EPISODES_PATH:
             _refuse_unknown(given, ("task",))
-            return json_answer({**await episodes.begin(fields.mapping(given, "task")), "base_url": base_url})
+            return json_answer({**await episodes.begin(protocol.mapping(given, "task")), "base_url": base_url})
         episode_id = path.split("/")[3]
         episodes.end(episode_id, _outcome(given))
         return json_answer({"episode_id": episode_id, "ended": True})
@@ -266,7 +265,7 @@ def _outcome(given: dict[str, Any]) -> dict[str, Any]:
     success = given.get("is_success")
     return {
         "reward": value,
-        "is_success": None if success is None else fields.flag(given, "is_success"),
-        "metadata": fields.mapping(given, "metadata"),
-        "failure": fields.text(given, "failure"),
+        "is_success": None if success is None else protocol.flag(given, "is_success"),
+        "metadata": protocol.mapping(given, "metadata"),
+        "failure": protocol.text(given, "failure"),
     }

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ajet.gateway.caller import AGENT_HEADER, MODEL_PREFIX, Caller, agent_scope, read_agent_header
 from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.endpoints import (
     EPISODES_PATH,
@@ -29,6 +28,7 @@ from ajet.gateway.endpoints import (
     normal_path,
     not_found,
 )
+from ajet.gateway.protocol import AGENT_HEADER, MODEL_PREFIX, Caller, agent_scope, read_agent_header
 from ajet.schema.chat import DEFAULT_AGENT
 from ajet.schema.errors import EngineOverloadedError, ModelCallError, SessionClosedError
 from ajet.system.http_messages import (

@@ -8,11 +8,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
-from ajet.gateway import fields
-from ajet.gateway.caller import Caller, read_model
+from ajet.gateway import protocol
 from ajet.gateway.chat import CallPiece, EpisodeSession, ReplyDelta
-from ajet.gateway.fields import BadField, kind, refuse_unsupported
-from ajet.gateway.reply_stream import Event, ReplyStream
+from ajet.gateway.protocol import BadField, Caller, Event, ReplyStream, kind, read_model, refuse_unsupported
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Completion, Message, Sampling, Tool
 from ajet.schema.errors import InvalidRequestError, ModelCallError
 from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
@@ -94,62 +92,62 @@ class ChatCall:
 
 def read_chat_call(body: dict[str, Any], caller: Caller) -> ChatCall:
     """Check a request's body."""
-    choices = fields.integer(body, "n", 1, MAX_CHOICES) or 1
+    choices = protocol.integer(body, "n", 1, MAX_CHOICES) or 1
     refuse_unsupported(body, choices)
-    if fields.array(body, "modalities") not in ([], ["text"]):
+    if protocol.array(body, "modalities") not in ([], ["text"]):
         raise BadField("modalities", "only text is supported")
     asked = read_model(body, caller)
-    tools = read_tools(fields.array(body, "tools"))
+    tools = read_tools(protocol.array(body, "tools"))
     choice = read_tool_choice(body.get("tool_choice"), tools)
-    logprobs = fields.flag(body, "logprobs")
-    top_logprobs = fields.integer(body, "top_logprobs", 0, 20) or 0
+    logprobs = protocol.flag(body, "logprobs")
+    top_logprobs = protocol.integer(body, "top_logprobs", 0, 20) or 0
     if top_logprobs and not logprobs:
         raise BadField("top_logprobs", "top_logprobs takes effect only with logprobs: true")
     request = ChatRequest(
-        messages=read_messages(fields.array(body, "messages")),
+        messages=read_messages(protocol.array(body, "messages")),
         tools=tools,
         tool_choice=choice.choice,
         allowed_tools=choice.allowed,
-        parallel_tool_calls=fields.flag(body, "parallel_tool_calls", True),
+        parallel_tool_calls=protocol.flag(body, "parallel_tool_calls", True),
         sampling=read_sampling(body, caller.session.settings.default_sampling),
         agent=asked.agent,
         target=caller.target or DEFAULT_TARGET,
         trainable=asked.trainable,
         n=choices,
         top_logprobs=top_logprobs,
-        response_format=fields.mapping(body, "response_format") or None,
-        chat_template_kwargs=fields.mapping(body, "chat_template_kwargs"),
+        response_format=protocol.mapping(body, "response_format") or None,
+        chat_template_kwargs=protocol.mapping(body, "chat_template_kwargs"),
     )
     return ChatCall(
         request=request,
         model=asked.name,
-        stream=fields.flag(body, "stream"),
-        include_usage=fields.flag(fields.mapping(body, "stream_options"), "include_usage"),
+        stream=protocol.flag(body, "stream"),
+        include_usage=protocol.flag(protocol.mapping(body, "stream_options"), "include_usage"),
         logprobs=logprobs,
-        token_ids=fields.flag(body, "return_token_ids"),
+        token_ids=protocol.flag(body, "return_token_ids"),
     )
 
 
 def read_sampling(body: dict[str, Any], default: Sampling) -> Sampling:
     """The client's sampling parameters, with `default` for those it leaves out."""
-    limits = (fields.integer(body, key, 1, 10**9) for key in ("max_tokens", "max_completion_tokens"))
-    stop_ids = fields.array(body, "stop_token_ids")
+    limits = (protocol.integer(body, key, 1, 10**9) for key in ("max_tokens", "max_completion_tokens"))
+    stop_ids = protocol.array(body, "stop_token_ids")
     if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31 for token in stop_ids):
         raise BadField("stop_token_ids", "stop_token_ids must be a list of token ids")
-    top_k = fields.integer(body, "top_k", -1, 10**9)
+    top_k = protocol.integer(body, "top_k", -1, 10**9)
     return Sampling(
-        temperature=fields.number(body, "temperature", default.temperature, 0.0, 2.0),
-        top_p=fields.number(body, "top_p", default.top_p, 1e-6, 1.0),
+        temperature=protocol.number(body, "temperature", default.temperature, 0.0, 2.0),
+        top_p=protocol.number(body, "top_p", default.top_p, 1e-6, 1.0),
         top_k=default.top_k if top_k is None else top_k,
-        min_p=fields.number(body, "min_p", default.min_p, 0.0, 1.0),
-        presence_penalty=fields.number(body, "presence_penalty", 0.0, -2.0, 2.0),
-        frequency_penalty=fields.number(body, "frequency_penalty", 0.0, -2.0, 2.0),
-        repetition_penalty=fields.number(body, "repetition_penalty", 1.0, 0.01, 10.0),
+        min_p=protocol.number(body, "min_p", default.min_p, 0.0, 1.0),
+        presence_penalty=protocol.number(body, "presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=protocol.number(body, "frequency_penalty", 0.0, -2.0, 2.0),
+        repetition_penalty=protocol.number(body, "repetition_penalty", 1.0, 0.01, 10.0),
         max_tokens=min((limit for limit in limits if limit is not None), default=None),
-        stop=fields.strings(body, "stop", MAX_STOPS),
+        stop=protocol.strings(body, "stop", MAX_STOPS),
         stop_token_ids=tuple(stop_ids),
-        seed=fields.integer(body, "seed", -(2**63), 2**63 - 1),
-        ignore_eos=fields.flag(body, "ignore_eos"),
+        seed=protocol.integer(body, "seed", -(2**63), 2**63 - 1),
+        ignore_eos=protocol.flag(body, "ignore_eos"),
     )
 
 

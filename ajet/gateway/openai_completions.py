@@ -12,12 +12,10 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from ajet.gateway import fields
-from ajet.gateway.caller import Caller, read_model
+from ajet.gateway import protocol
 from ajet.gateway.chat import EpisodeSession, ReplyDelta
-from ajet.gateway.fields import BadField, refuse_unsupported
 from ajet.gateway.openai_chat import MAX_CHOICES, openai_error_body, read_sampling
-from ajet.gateway.reply_stream import Event, ReplyStream
+from ajet.gateway.protocol import BadField, Caller, Event, ReplyStream, read_model, refuse_unsupported
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest
 from ajet.schema.errors import ModelCallError
 from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
@@ -27,10 +25,10 @@ MAX_PROMPTS = 64
 
 async def completions(body: dict[str, Any], caller: Caller) -> Answer:
     """Answer one request. Raises `ModelCallError` until something has been sent."""
-    choices = fields.integer(body, "n", 1, MAX_CHOICES) or 1
+    choices = protocol.integer(body, "n", 1, MAX_CHOICES) or 1
     refuse_unsupported(body, choices)
     asked = read_model(body, caller)
-    logprobs = fields.integer(body, "logprobs", 0, 20)
+    logprobs = protocol.integer(body, "logprobs", 0, 20)
     sampling = read_sampling(body, caller.session.settings.default_sampling)
     requests = [
         ChatRequest(
@@ -45,13 +43,13 @@ async def completions(body: dict[str, Any], caller: Caller) -> Answer:
         )
         for ids in await _prompts(body.get("prompt"), caller.session)
     ]
-    token_ids = fields.flag(body, "return_token_ids")
-    if fields.flag(body, "stream"):
+    token_ids = protocol.flag(body, "return_token_ids")
+    if protocol.flag(body, "stream"):
         if len(requests) > 1:
             raise BadField("prompt", "only one prompt can be streamed")
         stream = ReplyStream(requests[0], caller.session)
         first = await stream.first()
-        include_usage = fields.flag(fields.mapping(body, "stream_options"), "include_usage")
+        include_usage = protocol.flag(protocol.mapping(body, "stream_options"), "include_usage")
         write = partial(_choice, session=caller.session, logprobs=logprobs, token_ids=token_ids)
         return event_stream(_chunks(asked.name, include_usage, write, stream, first), stream.close)
     async with asyncio.TaskGroup() as group:

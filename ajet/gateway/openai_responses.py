@@ -6,10 +6,9 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from ajet.gateway.caller import Caller
 from ajet.gateway.chat import CallPiece, EpisodeSession, ReplyDelta
 from ajet.gateway.openai_chat import logprobs_of, token_entry, unreadable_call
-from ajet.gateway.reply_stream import Event, ReplyStream
+from ajet.gateway.protocol import Caller, Event, ReplyStream
 from ajet.gateway.responses_items import (
     Item,
     ResponseCall,

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from ajet.gateway import fields
-from ajet.gateway.caller import Caller, read_model
-from ajet.gateway.fields import NO_EFFECT, REFUSED, UNSET, BadField, kind, refuse_unsupported
+from ajet.gateway import protocol
 from ajet.gateway.openai_chat import read_sampling, read_tool_choice
+from ajet.gateway.protocol import NO_EFFECT, REFUSED, UNSET, BadField, Caller, kind, read_model, refuse_unsupported
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import UnsupportedContentError
 
@@ -260,7 +259,7 @@ def _content_text(content: Any, where: str) -> str:
 
 def read_text_format(text: dict[str, Any]) -> dict[str, Any] | None:
     """`text.format` as chat's `response_format`."""
-    given = fields.mapping(text, "format")
+    given = protocol.mapping(text, "format")
     if not given:
         return None
     if given.get("type") not in ("text", "json_object", "json_schema"):
@@ -362,40 +361,40 @@ def read_response_call(body: dict[str, Any], caller: Caller) -> ResponseCall:
     asked = read_model(body, caller)
     before = _previous(body, caller)
     new = read_input(body.get("input"), partial(caller.session.responses.item, agent=caller.agent))
-    instructions = fields.text(body, "instructions")
+    instructions = protocol.text(body, "instructions")
     messages = [{"role": "system", "content": instructions}] if instructions else []
     messages += before + new
     if not new and not before:
         raise BadField("input", "input must be a string or a list of at least one item")
-    tools = read_tools(fields.array(body, "tools"))
+    tools = read_tools(protocol.array(body, "tools"))
     choice = read_tool_choice(body.get("tool_choice"), tools.tools)
-    limit = fields.integer(body, "max_output_tokens", 1, 10**9)
-    logprobs = fields.integer(body, "top_logprobs", 0, 20) or 0
+    limit = protocol.integer(body, "max_output_tokens", 1, 10**9)
+    logprobs = protocol.integer(body, "top_logprobs", 0, 20) or 0
     request = ChatRequest(
         messages=messages,
         tools=tools.tools,
         tool_choice=choice.choice,
         allowed_tools=choice.allowed,
-        parallel_tool_calls=fields.flag(body, "parallel_tool_calls", True),
+        parallel_tool_calls=protocol.flag(body, "parallel_tool_calls", True),
         sampling=read_sampling({**body, "max_tokens": limit}, caller.session.settings.default_sampling),
         agent=asked.agent,
         target=caller.target or DEFAULT_TARGET,
         trainable=asked.trainable,
         top_logprobs=logprobs,
-        response_format=read_text_format(fields.mapping(body, "text")),
-        chat_template_kwargs=fields.mapping(body, "chat_template_kwargs"),
+        response_format=read_text_format(protocol.mapping(body, "text")),
+        chat_template_kwargs=protocol.mapping(body, "chat_template_kwargs"),
     )
     return ResponseCall(
         request=request,
         body=body,
         model=asked.name,
         tools=tools,
-        logprobs=bool(logprobs) or LOGPROBS in fields.array(body, "include"),
+        logprobs=bool(logprobs) or LOGPROBS in protocol.array(body, "include"),
         before=before,
         new=new,
-        store=fields.flag(body, "store", True),
-        stream=fields.flag(body, "stream"),
-        token_ids=fields.flag(body, "return_token_ids"),
+        store=protocol.flag(body, "store", True),
+        stream=protocol.flag(body, "stream"),
+        token_ids=protocol.flag(body, "return_token_ids"),
     )
 
 
@@ -404,18 +403,18 @@ def _refuse(body: dict[str, Any]) -> None:
     for key in body.keys() - _HONOURED - _WITHOUT_EFFECT - REFUSED.keys() - {"best_of"}:
         if body[key] not in UNSET:
             raise BadField(key, f"{key:.60} is not supported: {NO_EFFECT}")
-    if fields.flag(body, "background"):
+    if protocol.flag(body, "background"):
         raise BadField("background", "background is not supported: a response is complete when it is answered")
-    if fields.text(body, "truncation", "disabled") != "disabled":
+    if protocol.text(body, "truncation", "disabled") != "disabled":
         raise BadField("truncation", "truncation must be 'disabled': conversations are taken whole or refused")
-    for value in fields.array(body, "include"):
+    for value in protocol.array(body, "include"):
         if value not in _INCLUDED:
             raise BadField("include", f"include: {value!r:.60} is not supported; only {', '.join(_INCLUDED)}")
 
 
 def _previous(body: dict[str, Any], caller: Caller) -> list[Message]:
     """The conversation of `previous_response_id`. An agent's key reaches that agent's responses only."""
-    response_id = fields.text(body, "previous_response_id")
+    response_id = protocol.text(body, "previous_response_id")
     if not response_id:
         return []
     stored = caller.session.responses.get(response_id, caller.agent)

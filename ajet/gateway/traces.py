@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ajet.gateway.caller import Caller
+from ajet.gateway.protocol import Caller
 from ajet.observe import otlp
 from ajet.observe.tracing import by_our_clock
 from ajet.schema.errors import MissingDependencyError

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from ajet.observe.episode_store import EpisodeStore
-from ajet.observe.task_rows import ANY, ATTEMPTS, SOLVED, STEPS
+from ajet.observe.episode_tables import ANY, ATTEMPTS, SOLVED, STEPS
 
 TaskSortKey = Literal["task_id", "attempts", "solved", "latest", "change", "reward", "last_step", "tag"]
 TASK_SORT_KEYS: tuple[str, ...] = get_args(TaskSortKey)

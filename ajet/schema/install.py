@@ -1,15 +1,18 @@
-"""How to install an optional package into this environment: from the clone or wheel in use, never by our name from an
-index, where that name may be somebody else's."""
+"""What is imported only when it is asked for, and how to install it where it isn't there.
+
+The commands name the clone or wheel in use, never our name on an index, where it may be somebody else's.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ajet.schema.errors import MissingDependencyError
@@ -85,3 +88,14 @@ def _packages_of(extra: str) -> list[str]:
     marked = (text.partition(";") for text in declared)
     found = [package.strip() for package, _, mark in marked if re.search(rf"extra == ['\"]{extra}['\"]", mark)]
     return [package for package in found if not package.startswith(DISTRIBUTION)]
+
+
+def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's `__getattr__`. `homes`: name → module below the package."""
+
+    def attribute(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return attribute

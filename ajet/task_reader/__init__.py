@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from ajet.task_reader.stream import TaskStream
-from ajet.task_reader.task_reader_base import BaseTaskReader, build_reader, read_training_tasks, read_validation_tasks
+from ajet.task_reader.task_reader_base import (
+    BaseTaskReader,
+    TaskStream,
+    build_reader,
+    read_training_tasks,
+    read_validation_tasks,
+)
 
 __all__ = ["BaseTaskReader", "TaskStream", "build_reader", "read_training_tasks", "read_validation_tasks"]

@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 
 from ajet.agents import Agent, StepType, Trajectory, make_agent
 from ajet.agents.cli_agent import CliAgent, CliRun, ModelAddress
-from ajet.agents.limits import AgentSettingsError
-from ajet.agents.run import WorldStep
+from ajet.agents.run import AgentSettingsError, WorldStep
 from ajet.agents.tools import ToolContext
 from ajet.config import Config
 from ajet.environment.environment import NOTHING_OBSERVED, observation_messages, observation_text

@@ -1,31 +1,252 @@
-"""`WorkflowAttempt`: one try at an episode. And what running one takes: a `SessionProvider` and an `AttemptRunner`.
+"""`WorkflowAttempt`: one try at an episode, and the `AttemptRunner` that runs it.
 
-All of it is used on the service loop only.
+`WorkflowResult`: what its workflow and judge returned, as plain data, and the spans that they emitted.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from ajet.schema.task import WorkflowTask
+import msgspec
+
+from ajet.observe.tracing import Recording
+from ajet.schema.episode import Failure
+from ajet.schema.errors import (
+    EngineError,
+    EngineOverloadedError,
+    GenerationTimeoutError,
+    RewardError,
+)
+from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
+from ajet.task_judge.base_judge import Later
 
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.gateway.chat import EpisodeSession
     from ajet.gateway.gateway import EpisodeKey
     from ajet.schema.episode import EnvironmentRecord
-    from ajet.task_runner.results import EarlyEnding
     from ajet.task_runner.tuner import AjetTuner
-    from ajet.task_runner.workflow_result import WorkflowResult
+
+log = logging.getLogger("ajet.task_runner")
+
+
+class EmittedSpans:
+    """Used where user code runs. Until `begin`, nothing is recorded."""
+
+    _warned = False
+
+    def __init__(self) -> None:
+        self._recording: Recording | None = None
+        self._sink: Any = None
+
+    def begin(self, tuner: Any, workflow_task: WorkflowTask) -> None:
+        """The tuner is there: it says where spans go."""
+        if hasattr(tuner, "span_sink"):
+            self._sink = tuner.span_sink()
+            episode_id = workflow_task.episode_uuid or "episode"
+            self._recording = Recording(self._sink.add, episode_id, episode_id.partition(".")[0])
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Within this, user code may emit."""
+        if self._recording is None:
+            yield
+            return
+        with self._recording.active():
+            yield
+
+    def give_reward(self, result: WorkflowResult) -> None:
+        """The last reward that was emitted is the workflow's, if it returned none."""
+        emitted = None if self._recording is None else self._recording.reward
+        if emitted is None:
+            return
+        if result.reward is None:
+            result.reward = emitted.value
+            if len(emitted.dimensions) > 1:
+                result.reward_parts = dict(emitted.dimensions)
+                result.reward_weights = {name: 0.0 for name in emitted.dimensions}
+                result.reward_weights[next(iter(emitted.dimensions))] = 1.0
+        elif result.reward != emitted.value and not EmittedSpans._warned:
+            EmittedSpans._warned = True
+            log.warning(
+                "a workflow returned the reward %s and emitted %s: what is returned counts (said once)",
+                *(result.reward, emitted.value),
+            )
+
+    def end(self) -> None:
+        """Workflow and judge have ended: deliver what is on its way, and drop what comes later."""
+        if self._recording is not None:
+            self._sink.flush()
+            self._recording.close()
+
+
+MOST_LEVELS = 32
+MOST_VALUES = 100_000
+MOST_CHARACTERS = 1_000_000
+"""The limit for one text."""
+LARGEST_BITS = 1000
+"""Larger whole numbers don't fit into a float."""
+TOO_MUCH = "(left out: more than is kept)"
+
+
+def plain(value: Any) -> Any:
+    """A copy of nested mappings and lists in which nothing is too deep, too many or too long."""
+    return _Copy().of(value, MOST_LEVELS)
+
+
+class _Copy:
+    def __init__(self) -> None:
+        self._left = MOST_VALUES
+
+    def of(self, value: Any, levels: int) -> Any:
+        self._left -= 1
+        if self._left < 0 or (levels < 0 and isinstance(value, Mapping | list | tuple | set | frozenset)):
+            return TOO_MUCH
+        if isinstance(value, str):
+            return value if len(value) <= MOST_CHARACTERS else f"{value[:MOST_CHARACTERS]}… ({len(value)} characters)"
+        if isinstance(value, bool | float) or value is None:
+            return value
+        if isinstance(value, int):
+            return value if value.bit_length() <= LARGEST_BITS else f"(a whole number of {value.bit_length()} bits)"
+        if isinstance(value, Mapping):
+            return {self._key(key): self.of(item, levels - 1) for key, item in list(value.items())[:MOST_VALUES]}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [self.of(item, levels - 1) for item in list(value)[:MOST_VALUES]]
+        return value if _can_be_shown(value) else f"(an object of type {type(value).__name__})"
+
+    def _key(self, key: Any) -> str:
+        return key[:MOST_CHARACTERS] if isinstance(key, str) else shown(key)
+
+
+def _can_be_shown(value: Any) -> bool:
+    try:
+        return len(repr(value)) <= MOST_CHARACTERS
+    except Exception:  # noqa: BLE001 - user code: whatever its `__repr__` raises, the value can't be shown
+        return False
+
+
+def shown(value: Any, most: int = 200) -> str:
+    """The beginning of a value's `repr`, whatever that does."""
+    try:
+        return repr(value)[:most]
+    except Exception:  # noqa: BLE001 - user code, as above
+        return f"(an object of type {type(value).__name__})"
+
+
+ENGINE_CODES = frozenset({EngineError.code, EngineOverloadedError.code, GenerationTimeoutError.code})
+
+
+@dataclass(slots=True)
+class WorkflowResult:
+    """What workflow and judge returned, or why they failed."""
+
+    finished: bool = False
+    """The workflow returned an output."""
+    reward: float | list[float] | None = None
+    """None if the workflow returned none and there is no judge, or if something failed."""
+    is_success: bool | None = None
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    reward_weights: dict[str, float] = field(default_factory=dict)
+    later: Later | None = None
+    """The judge decides once the episode or its group has ended; `reward` stands in until then."""
+    judged: dict[str, Any] = field(default_factory=dict)
+    """With `later`: the metadata that the judge was given, if not the workflow's."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    log_metrics: dict[str, Any] = field(default_factory=dict)
+    failure: Failure | None = None
+    failed_in: Literal["", "workflow", "output", "judge", "isolation"] = ""
+    """`output`: what the workflow returned, or a reward that it gave, is invalid. `isolation`: its process could not be
+    started."""
+    model_error: str = ""
+    """Code of the model call's error that the workflow didn't catch (see `ajet.schema.errors`)."""
+    environment_error: Literal["", "fault", "unavailable"] = ""
+    """The environment's error that workflow or judge didn't catch (see `ajet.schema.errors`)."""
+    unjudged: Failure | None = None
+    """Why the judge gave no reward to an episode that ended early."""
+    debugger_quit: bool = False
+    """The user quit the debugger, which ends the run."""
+    prompts_used: list[str] | None = None
+    """The prompt templates that the workflow asked for; None if nobody noted it."""
+    workflow_s: float = 0.0
+    judge_s: float = 0.0
+
+    @property
+    def engine_error(self) -> bool:
+        """The workflow didn't catch the error of a model call that the engine failed to answer."""
+        return self.model_error in ENGINE_CODES
+
+    @property
+    def explained(self) -> bool:
+        """The error is a fault of engine, judge, isolation or environment, so no reply of the model is to blame."""
+        return self.engine_error or self.environment_error == "unavailable" or self.failed_in in ("judge", "isolation")
+
+    def to_json(self) -> str:
+        """Values that JSON can't represent become their `repr`."""
+        plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        for name in ("failure", "unjudged", "later"):
+            if plain[name] is not None:
+                plain[name] = asdict(plain[name])
+        return json.dumps(plain, default=_as_text)
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkflowResult:
+        """Read what `to_json` wrote. User code may have written to the same channel, so everything is checked.
+
+        Raises `ValueError` or `RewardError`.
+        """
+        result: WorkflowResult = msgspec.convert(json.loads(text), cls)
+        result.reward = finite_rewards(result.reward)
+        return result
+
+
+def finite_rewards(reward: Any) -> float | list[float] | None:
+    """A workflow's reward as finite floats. Raises RewardError for anything else."""
+    if reward is None:
+        return None
+    if isinstance(reward, list):
+        if not reward:
+            raise RewardError(
+                "the workflow's reward is an empty list: return one number per model call, or None to ask the judge"
+            )
+        return [finite_reward(item, f"the workflow's reward[{index}]") for index, item in enumerate(reward)]
+    return finite_reward(reward, "the workflow's reward")
+
+
+def _as_text(value: Any) -> Any:
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return value.item()
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    return repr(value)
+
+
+class EarlyEnding(NamedTuple):
+    """The model's own doing, which ended a workflow by an error that it didn't catch."""
+
+    outcome: str
+    last_reply: str
+
+    def output(self) -> WorkflowOutput:
+        """What the judge gets in place of the workflow's output."""
+        return WorkflowOutput(metadata={"ended_early": self.outcome, "last_reply": self.last_reply})
+
+
+AskEnding = Callable[[bool], Awaitable[EarlyEnding | None]]
+"""Asks how the episode ended once the workflow has raised. The argument: whether its error is `explained`. None: it
+wasn't the model's doing, or the judge isn't wanted."""
+
 
 OpenSession = Callable[[list[str] | None], Awaitable["EpisodeSession"]]
 """Opens the attempt's session, given the workflow's `trainable_targets`."""
 
-EndedEarly = Callable[[bool], "EarlyEnding | None"]
-"""How the attempt ended, once its workflow has raised: see `ajet.task_runner.results.AskEnding`."""
+EndedEarly = Callable[[bool], EarlyEnding | None]
+"""How the attempt ended, once its workflow has raised: see `AskEnding`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,9 @@ from ajet.schema.episode import EnvironmentRecord, Episode, EpisodeGroup, Episod
 from ajet.schema.errors import ConfigError, EngineOverloadedError, InvalidRequestError, SessionClosedError, UserError
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
+from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider, WorkflowResult
 from ajet.task_runner.endings import judge_here, leave_without
 from ajet.task_runner.runner import TaskRunner
-from ajet.task_runner.workflow_result import WorkflowResult
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -30,10 +30,9 @@ from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Failure
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.task import WorkflowTask
 from ajet.system.forking import PACKET, kill_all, reseed
-from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
+from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider, WorkflowResult
 from ajet.task_runner.environments import EnvironmentEndings, environment_settings
 from ajet.task_runner.worker import LINE_LIMIT
-from ajet.task_runner.workflow_result import WorkflowResult
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -30,9 +30,8 @@ from ajet.store.states import ACTIVE
 from ajet.system.http_messages import PREFIX
 from ajet.system.http_server import tls_context
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
+from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider, WorkflowResult
 from ajet.task_runner.endings import judge_here
-from ajet.task_runner.workflow_result import WorkflowResult
 
 if TYPE_CHECKING:
     from ajet.config import Config

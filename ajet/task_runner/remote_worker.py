@@ -22,11 +22,11 @@ from ajet.store.client import StoreClient
 from ajet.store.records import AttemptedRollout
 from ajet.store.requests import AttemptRef, ConflictError, StoreError, StoreUnavailableError, UnknownIdError
 from ajet.store.states import ACTIVE
+from ajet.task_runner.attempt import WorkflowResult
 from ajet.task_runner.off_loop import run_with_pauses
 from ajet.task_runner.results import describe, run_workflow
 from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow import Workflow
-from ajet.task_runner.workflow_result import WorkflowResult
 
 ABANDONED = 75
 """Exit code of a worker whose attempt was cancelled."""

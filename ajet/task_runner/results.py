@@ -13,7 +13,7 @@ import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxError, UnusableResultError
@@ -30,11 +30,11 @@ from ajet.schema.errors import (
 )
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, validate_reward
+from ajet.task_runner.attempt import AskEnding, EarlyEnding, EmittedSpans, WorkflowResult, finite_rewards, plain, shown
 from ajet.task_runner.environments import LeasedSandbox, enter
 from ajet.task_runner.off_loop import __file__ as OUTSIDE_LOOP_FILE
 from ajet.task_runner.off_loop import call_off_loop
 from ajet.task_runner.workflow import Workflow
-from ajet.task_runner.workflow_result import EmittedSpans, WorkflowResult, finite_rewards, plain, shown
 
 log = logging.getLogger(__name__)
 
@@ -44,22 +44,6 @@ OpenTuner = Callable[[list[str] | None], Awaitable[Any]]
 MOST_MESSAGE_CHARACTERS = 20_000
 MOST_ERROR_CHARACTERS = 200_000
 """The limit for a traceback."""
-
-
-class EarlyEnding(NamedTuple):
-    """The model's own doing, which ended a workflow by an error that it didn't catch."""
-
-    outcome: str
-    last_reply: str
-
-    def output(self) -> WorkflowOutput:
-        """What the judge gets in place of the workflow's output."""
-        return WorkflowOutput(metadata={"ended_early": self.outcome, "last_reply": self.last_reply})
-
-
-AskEnding = Callable[[bool], Awaitable[EarlyEnding | None]]
-"""Asks how the episode ended once the workflow has raised. The argument: whether its error is `explained`. None: it
-wasn't the model's doing, or the judge isn't wanted."""
 
 
 class WorkflowInterrupted(BaseException):

@@ -17,11 +17,17 @@ from ajet.context_tracker import FinishedCalls
 from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import LostThreadsError, RewardError, SessionClosedError, UserError
 from ajet.schema.task import WorkflowTask
-from ajet.task_runner.attempt import AttemptRunner, RunningAttempt, SessionProvider, WorkflowAttempt
+from ajet.task_runner.attempt import (
+    AttemptRunner,
+    EarlyEnding,
+    RunningAttempt,
+    SessionProvider,
+    WorkflowAttempt,
+    WorkflowResult,
+)
 from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.endings import AttemptFacts, Ending, LateJudge, Stop, ending_of, judged_early, without_reward
-from ajet.task_runner.results import EarlyEnding, describe
-from ajet.task_runner.workflow_result import WorkflowResult
+from ajet.task_runner.results import describe
 
 if TYPE_CHECKING:
     from ajet.gateway.chat import EpisodeSession

@@ -27,13 +27,19 @@ from ajet.schema.episode import EnvironmentRecord
 from ajet.schema.errors import LostThreadsError, WorkflowFault
 from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider
+from ajet.task_runner.attempt import (
+    EarlyEnding,
+    EndedEarly,
+    OpenSession,
+    RunningAttempt,
+    SessionProvider,
+    WorkflowResult,
+)
 from ajet.task_runner.environments import EnvironmentEndings, LeasedSandbox
 from ajet.task_runner.off_loop import cancel_loops, drop_complaints, end_tasks, run_with_pauses
 from ajet.task_runner.process_state import ProcessState, raise_in
-from ajet.task_runner.results import EarlyEnding, WorkflowInterrupted, run_workflow
+from ajet.task_runner.results import WorkflowInterrupted, run_workflow
 from ajet.task_runner.workflow import Workflow
-from ajet.task_runner.workflow_result import WorkflowResult
 
 if TYPE_CHECKING:
     from ajet.task_runner.tuner import AjetTuner

@@ -28,12 +28,12 @@ from ajet.schema.task import WorkflowTask
 from ajet.schema.user_code import import_class
 from ajet.system.forking import ForkingServer, serve
 from ajet.task_judge.base_judge import JUDGE_KEY, BaseJudge, load_judge
+from ajet.task_runner.attempt import EarlyEnding, WorkflowResult
 from ajet.task_runner.environments import LeasedSandbox, find_environment, find_sandbox, load_workflow
 from ajet.task_runner.off_loop import run_with_pauses
-from ajet.task_runner.results import EarlyEnding, describe, run_workflow
+from ajet.task_runner.results import describe, run_workflow
 from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow import Workflow
-from ajet.task_runner.workflow_result import WorkflowResult
 
 LINE_LIMIT = 64 * 1024 * 1024
 """Size limit of a message between a worker and the process that runs the episodes."""

@@ -28,8 +28,8 @@ from ajet.trainer.forward import (
     RowForward,
     padded_tokens,
     row_batches,
+    why_not_liger,
 )
-from ajet.trainer.output_head import why_not_liger
 from ajet.trainer.pack import Item, Layout, Pack, items_of, make_packs
 
 log = logging.getLogger("ajet.trainer")

@@ -26,9 +26,8 @@ from transformers.integrations import moe
 
 from ajet.engine.attention_rules import ALL, Visibility, attending
 from ajet.engine.quantization import bytes_in_4_bits, linear_layers
-from ajet.trainer.forward import Entropy, run_edges
+from ajet.trainer.forward import Entropy, causal_model, chunk_positions, run_edges, vocabulary_of
 from ajet.trainer.optimizer import GROUP_BYTES
-from ajet.trainer.output_head import causal_model, chunk_positions, vocabulary_of
 from ajet.trainer.pack import Edges
 
 SMALL_8BIT, BLOCK_8BIT = 4096, 256

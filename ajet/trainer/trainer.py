@@ -18,10 +18,9 @@ from torch import Tensor
 from ajet.schema.episode import CallTree
 from ajet.trainer.credit.weights import EpisodeCredit, LossNorm, mini_batches
 from ajet.trainer.executor import Chosen, CostModel, Logprobs, choose, plan
-from ajet.trainer.forward import Entropy, Forward
+from ajet.trainer.forward import Entropy, Forward, require_liger
 from ajet.trainer.loss import AdaptiveKL, EdgeTensors, LossSettings, policy_loss, trajectory_sums
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
-from ajet.trainer.output_head import require_liger
 from ajet.trainer.pack import Item, Layout, Pack, items_of
 
 log = logging.getLogger("ajet.trainer")

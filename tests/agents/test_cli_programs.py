@@ -16,8 +16,8 @@ from ajet.config.kinds import CLI_PROGRAMS
 from ajet.context_tracker import linear_samples
 from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.gateway import Gateway
-from ajet.gateway.caller import agent_key
 from ajet.gateway.chat import SessionSettings
+from ajet.gateway.protocol import agent_key
 from ajet.schema.chat import SIDE_MODEL, Completion
 from support.session_parts import LineEngine, new_session, tokenizer
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ajet.agents import ReActAgent, StopReason, Trajectory
-from ajet.agents.limits import SUMMARISE
+from ajet.agents.run import SUMMARISE
 from ajet.agents.tools import tool
 from ajet.schema.trajectory import NO_CALL
 from support.scripted_models import Scripted, asks, call

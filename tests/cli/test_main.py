@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ajet import __version__
-from ajet.backbone.arguments import build_parser, parse_arguments
+from ajet.backbone.launch import build_parser, parse_arguments
 from ajet.cli.main import COMMANDS, RUN_HELP, main
 from ajet.schema.errors import UserError
 

@@ -23,7 +23,7 @@ KEYS = {".".join(path[1:]): key for path, key in known_keys().items() if path[0]
 LEAVES = {name for name, key in KEYS.items() if key.section is None}
 MODULES = {name: place.partition("->")[0] for name, place in BACKBONES.items()}
 PACKAGES = {**MODULES, "debug view": "ajet.backbone.debug"}
-STAND_INS = ("ajet.backbone.ray.cpu",)
+STAND_INS = ("ajet.backbone.ray.trinity.cpu_trainer", "ajet.backbone.ray.verl.cpu_platform")
 """What replaces GPUs in tests is not what users run."""
 OWN_ENGINE = [f"{node.module}.{node.name}" for node in EDGES if node.name == "build_engine"]
 

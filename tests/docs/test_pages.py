@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ajet.backbone.arguments import parse_arguments
+from ajet.backbone.launch import parse_arguments
 from ajet.cli.main import COMMANDS
 from ajet.config import load_config
 from ajet.config.keys import known_keys

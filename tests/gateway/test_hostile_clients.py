@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ajet.context_tracker import TrackerSettings
 from ajet.gateway import Gateway, GatewaySettings
-from ajet.gateway.caller import agent_key
 from ajet.gateway.endpoints import POST
+from ajet.gateway.protocol import agent_key
 from ajet.system.http_messages import HttpLimits, KeyRing, narrow
 from ajet.system.http_server import AddressError
 from support.gateway_parts import place, post

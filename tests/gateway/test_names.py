@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import pytest
 
-from ajet.gateway.caller import agent_key
 from ajet.gateway.chat.settings import EmbeddingEndpoint, SessionSettings
+from ajet.gateway.protocol import agent_key
 from ajet.system.http_messages import Answer, HttpRequest, json_answer
 from ajet.system.http_server import HttpServer
 from support.gateway_parts import Place, place, post

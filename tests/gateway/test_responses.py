@@ -13,9 +13,9 @@ import pydantic
 import pytest
 
 from ajet.gateway import Gateway
-from ajet.gateway.caller import agent_key
 from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.chat.session_log import StoredResponses
+from ajet.gateway.protocol import agent_key
 from ajet.schema.chat import Completion, GenerateRequest
 from ajet.schema.episode import Call
 from ajet.schema.errors import EngineError

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ajet.gateway.caller import agent_key
+from ajet.gateway.protocol import agent_key
 from ajet.gateway.traces import MAX_BYTES
 from ajet.observe.otlp import to_json
 from ajet.observe.tracing import attributes as names

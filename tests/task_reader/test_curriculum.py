@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet.schema.task import Task
-from ajet.task_reader.stream import Curriculum
+from ajet.task_reader.task_reader_base import Curriculum
 
 TASKS = [Task(main_query=name, task_id=name) for name in "abcde"]
 

@@ -97,7 +97,7 @@ def test_what_a_plain_function_returns_beats_what_it_emits(tmp_path: Path, caplo
         episode = await episode_of(runner_of(workflow_of(tmp_path, "plain")))
         assert (episode.reward, told(episode)) == (1.0, ["looking for dogs", 0.5])
 
-    from ajet.task_runner.workflow_result import EmittedSpans
+    from ajet.task_runner.attempt import EmittedSpans
 
     EmittedSpans._warned = False
     with caplog.at_level(logging.WARNING):

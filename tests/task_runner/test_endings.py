@@ -7,6 +7,7 @@ import pytest
 from ajet.config.root import FailureRewardConfig
 from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Failure, Ledger, Outcome
 from ajet.schema.errors import EngineError
+from ajet.task_runner.attempt import WorkflowResult
 from ajet.task_runner.endings import (
     AttemptFacts,
     Ending,
@@ -16,7 +17,6 @@ from ajet.task_runner.endings import (
     judged_early,
     without_reward,
 )
-from ajet.task_runner.workflow_result import WorkflowResult
 
 DEFAULTS = FailureRewardConfig()
 RETURNED = WorkflowResult(finished=True, reward=0.5, is_success=True)

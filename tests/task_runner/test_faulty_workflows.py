@@ -287,7 +287,7 @@ def test_what_all_threads_share_is_put_back_and_named(
 
 def test_numbers_and_names_are_kept_as_they_are() -> None:
     kept = {"a": [1, 2.5, None, True, {"b": "text"}], "c": json.loads("[1]")}
-    from ajet.task_runner.workflow_result import plain
+    from ajet.task_runner.attempt import plain
 
     assert plain(kept) == kept
     assert list(itertools.islice(plain({"x": cyclic()})["x"], 1)) == ["self"]

@@ -568,7 +568,7 @@ def test_blocking_client_inside_async_code_stops_only_itself() -> None:
     """A synchronous call from `async def execute`, while the service loop answers it."""
 
     async def act(_task: WorkflowTask, tuner: Any) -> WorkflowOutput:
-        from ajet.gateway.caller import Caller
+        from ajet.gateway.protocol import Caller
         from ajet.task_runner.tuner.connection import LoopBridge
 
         bridge = LoopBridge(Caller(tuner._session), tuner._loop)

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from ajet.schema.errors import ConfigError, MissingDependencyError
-from ajet.trainer.output_head import require_liger, why_not_liger
+from ajet.trainer.forward import require_liger, why_not_liger
 from ajet.trainer.trainer import TrainSettings, Updater
 from support import SUPPORT
 from support.small_models import small_model

@@ -10,10 +10,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ajet.trainer.forward import BestForward, Entropy, Forward, PackForward, RowForward
+from ajet.trainer.forward import (
+    LOGITS_BYTES,
+    BestForward,
+    Entropy,
+    Forward,
+    HiddenStates,
+    PackForward,
+    RowForward,
+    chunk_positions,
+)
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
-from ajet.trainer.output_head import LOGITS_BYTES, HiddenStates, chunk_positions
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs
 from ajet.trainer.trainer import TrainSettings, Updater
 from support.random_batches import credited_batch

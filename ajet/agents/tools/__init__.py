@@ -16,7 +16,7 @@ from ajet.agents.tools.tool import (
     ToolSource,
 )
 from ajet.agents.tools.toolset import Toolset
-from ajet.schema.lazy import lazily
+from ajet.schema.install import lazily
 
 if TYPE_CHECKING:
     from ajet.agents.tools.toolset import schemas_of as schemas_of

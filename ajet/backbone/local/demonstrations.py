@@ -27,7 +27,7 @@ from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import ConfigError, InvalidRequestError, TaskDataError
 from ajet.schema.task import Task
 from ajet.schema.user_code import find_named, looked_in
-from ajet.task_reader.stream import TaskStream
+from ajet.task_reader.task_reader_base import TaskStream
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -32,7 +32,7 @@ from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, FloatArray
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
-from ajet.task_reader.stream import Curriculum, TaskStream
+from ajet.task_reader.task_reader_base import Curriculum, TaskStream
 from ajet.task_runner.external_episodes import NO_TASK
 from ajet.task_runner.model import build_engine
 from ajet.task_runner.runtime import Runtime

@@ -191,7 +191,7 @@ def check_kernels(config: Config, count_gpus: Callable[[], int]) -> None:
         return
     on_gpu = count_gpus() > 0
     if common.logits_kernel == "liger":
-        from ajet.trainer.output_head import require_liger
+        from ajet.trainer.forward import require_liger
 
         require_liger("cuda" if on_gpu else "cpu")
     if common.compile and (lacking := why_no_compiler(on_gpu=on_gpu)) is not None:

@@ -38,7 +38,7 @@ from ajet.backbone.training_settings import credit_settings
 from ajet.observe.episode_codec import decode_episode, encode_episode
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.task import Task
-from ajet.task_reader.stream import Curriculum, TaskStream
+from ajet.task_reader.task_reader_base import Curriculum, TaskStream
 from ajet.trainer.credit import ZeroVariance
 
 if TYPE_CHECKING:

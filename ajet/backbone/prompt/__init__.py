@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ajet.backbone import LaunchOptions
-from ajet.schema.lazy import lazily
+from ajet.schema.install import lazily
 
 if TYPE_CHECKING:
     from ajet.backbone.prompt.journal import dump as dump

@@ -22,9 +22,8 @@ import psutil
 from ajet.backbone import LaunchOptions, RayStart
 from ajet.backbone.failures import GapWatch
 from ajet.backbone.plan import training_steps
-from ajet.backbone.ray.driver import DriverInput
 from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
-from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.payload import DriverInput, RunPayload
 from ajet.backbone.ray.start import (
     ClusterPlace,
     check_user_classes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ajet.schema.lazy import lazily
+from ajet.schema.install import lazily
 
 if TYPE_CHECKING:
     from ajet.engine.torch.commands import TorchEngineSettings as TorchEngineSettings

@@ -25,7 +25,7 @@ from ajet.observe.tracing.emitters import (
     operation,
 )
 from ajet.observe.tracing.recording import NoRecordingError, Recording, record_spans
-from ajet.schema.lazy import lazily
+from ajet.schema.install import lazily
 
 if TYPE_CHECKING:
     from ajet.observe.tracing.adapters import Triplet, llm_calls, read_call, to_messages, to_tasks, to_triplets

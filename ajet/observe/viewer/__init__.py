@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ajet.schema.lazy import lazily
+from ajet.schema.install import lazily
 
 if TYPE_CHECKING:
     from ajet.observe.viewer.library import (

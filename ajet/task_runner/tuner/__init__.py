@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ajet.schema.lazy import lazily
+from ajet.schema.install import lazily
 from ajet.task_judge.helper import HelperModel
 from ajet.task_runner.tuner.tuner import AjetTuner, BaseUrlAndKey
 

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 from weakref import WeakKeyDictionary
 
-from ajet.gateway.caller import Caller
 from ajet.gateway.endpoints import answer
+from ajet.gateway.protocol import Caller
 from ajet.schema.errors import RewardError
 from ajet.system.http_messages import Answer
 

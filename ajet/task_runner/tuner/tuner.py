@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ajet.gateway.caller import MODEL_PREFIX, Caller, agent_key
 from ajet.gateway.chat import EpisodeSession
+from ajet.gateway.protocol import MODEL_PREFIX, Caller, agent_key
 from ajet.observe.tracing import SpanSender
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message, bare_call_id
 from ajet.schema.errors import FeatureUnavailableError

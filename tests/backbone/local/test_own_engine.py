@@ -31,7 +31,7 @@ from ajet.observe.metrics import read_metrics
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.task import Task
-from ajet.task_reader.stream import TaskStream
+from ajet.task_reader.task_reader_base import TaskStream
 from ajet.trainer.trainer import Updater
 from support import SUPPORT
 from support.torch_vllm_server import told, vllm_python

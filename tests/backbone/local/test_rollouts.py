@@ -16,7 +16,7 @@ from ajet.observe.progress import Progress
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
 from ajet.system.service_loop import ServiceLoop
-from ajet.task_reader.stream import TaskStream
+from ajet.task_reader.task_reader_base import TaskStream
 
 STEPS = 6
 

@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ajet.backbone.ray.driver import DriverInput
+from ajet.backbone.ray.payload import DriverInput
 
 DRIVER = """
 import sys
-from ajet.backbone.ray.driver import run_driver
+from ajet.backbone.ray.payload import run_driver
 from ajet.schema.errors import ConfigError
 
 def run(given):

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.backbone.ray.collector import COLLECTOR, HEAD, EpisodeCollector
-from ajet.backbone.ray.driver import DriverInput, retry_slow_start, run_driver, wait_for_nodes
-from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.payload import DriverInput, RunPayload, retry_slow_start, run_driver, wait_for_nodes
 from ajet.backbone.ray.trinity import plugin
 from ajet.backbone.ray.watcher import actor_named, cause, first_line
 from ajet.schema.errors import AjetError

@@ -174,7 +174,7 @@ class AjetExplorer(Explorer):  # type: ignore[misc]
         super().__init__(config)
         self._max_staleness = config.algorithm.sample_strategy_args.get("max_staleness")
         if on_cpu():
-            from ajet.backbone.ray.cpu.trinity_trainer import CpuAllocator
+            from ajet.backbone.ray.trinity.cpu_trainer import CpuAllocator
 
             self.model_allocator = CpuAllocator(config.explorer)
 
@@ -243,7 +243,7 @@ class AjetTrainer(Trainer):  # type: ignore[misc]
 
     def __init__(self, config: Config) -> None:
         if on_cpu():
-            from ajet.backbone.ray.cpu.trinity_trainer import CpuTrainEngine
+            from ajet.backbone.ray.trinity.cpu_trainer import CpuTrainEngine
 
             # Trinity chooses among its own engines; this process is this trainer's alone
             trainer_module.get_trainer_wrapper = CpuTrainEngine

@@ -28,9 +28,9 @@ def require_entry_point() -> None:
 def _load() -> None:
     on_cpu = asks_for_cpu(PLATFORM)
     if on_cpu:
-        from ajet.backbone.ray.cpu import verl_platform
+        from ajet.backbone.ray.verl import cpu_platform
 
-        verl_platform.register()
+        cpu_platform.register()
     from ajet.backbone.ray.verl import train_engine  # imports verl for the platform that is known by now
 
     train_engine.register("cpu" if on_cpu else "cuda", ADVANTAGE_ESTIMATOR)

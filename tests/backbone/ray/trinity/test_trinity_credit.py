@@ -113,8 +113,8 @@ def test_an_episode_that_straddles_two_steps_keeps_its_total_weight() -> None:
 @pytest.mark.parametrize("shape", [LINEAR, BRANCHING], ids=["linear", "branching"])
 def test_the_cpu_train_engine_computes_the_embedded_trainers_gradient(shape: list[int]) -> None:
     """From trees through experiences and back to trees, against trees alone."""
-    from ajet.backbone.ray.cpu.trinity_trainer import trees_of
     from ajet.backbone.ray.trinity.algorithm import credited
+    from ajet.backbone.ray.trinity.cpu_trainer import trees_of
     from ajet.trainer.credit import LossNorm
 
     groups = make_groups(shape, groups=2, size=3, seed=3)
@@ -211,8 +211,8 @@ def test_a_step_reads_the_whole_of_a_batch_whatever_comes_in_between() -> None:
 
 
 def test_rows_that_fill_up_train_nothing() -> None:
-    from ajet.backbone.ray.cpu.trinity_trainer import trees_of
     from ajet.backbone.ray.trinity.algorithm import credited, in_place
+    from ajet.backbone.ray.trinity.cpu_trainer import trees_of
     from ajet.backbone.ray.trinity.host import staleness
     from ajet.backbone.ray.trinity.rows import UPDATES
     from ajet.trainer.credit import LossNorm

@@ -155,7 +155,7 @@ def _register_rollout() -> None:
         return CpuReplica
 
     RolloutReplicaRegistry.register(CPU_ROLLOUT, load)
-    base._ROLLOUT_REGISTRY[(CPU_ROLLOUT, "async")] = "ajet.backbone.ray.cpu.verl_platform.CpuServerAdapter"
+    base._ROLLOUT_REGISTRY[(CPU_ROLLOUT, "async")] = "ajet.backbone.ray.verl.cpu_platform.CpuServerAdapter"
 
 
 SERVER = "ajet_cpu_server_{rank}"

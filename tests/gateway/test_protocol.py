@@ -14,7 +14,7 @@ from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.commands import TorchEngineSettings
 from ajet.engine.torch.engine import TorchEngine
 from ajet.gateway.endpoints import LARGE
-from ajet.gateway.fields import MAX_DEPTH, MAX_NODES, BadField, json_body
+from ajet.gateway.protocol import MAX_DEPTH, MAX_NODES, BadField, json_body
 from support.gateway_parts import place, post
 from support.raw_http import until
 from support.session_parts import CALL, TOOLS, USER, LineEngine, count

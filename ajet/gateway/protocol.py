@@ -1,13 +1,24 @@
-"""Reads a request's JSON: each function checks one field, and its error names the field."""
+"""What every chat protocol shares: a request's fields, checked one by one, `Caller`, and `ReplyStream`.
+
+Each function that reads a field names it in its error.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import msgspec
 
-from ajet.schema.errors import InvalidRequestError
+from ajet.gateway.chat import EpisodeSession, ReplyDelta
+from ajet.schema.chat import DEFAULT_AGENT, ChatReply, ChatRequest
+from ajet.schema.errors import InvalidRequestError, ModelCallError
+from ajet.system.http_messages import INTERNAL_ERROR, InvalidKeyError, narrow
+
+log = logging.getLogger(__name__)
 
 MAX_DEPTH = 64
 """Nesting of a request. No chat is deeper, and templates and encoders recurse."""
@@ -187,3 +198,135 @@ def refuse_unsupported(body: dict[str, Any], choices: int = 1) -> None:
             raise BadField(key, f"{key}: false is not supported: {why}")
     if body.get("best_of") not in (None, choices):
         raise BadField("best_of", f"best_of is not supported: {NO_EFFECT}")
+
+
+MODEL_PREFIX = "ajet-"
+"""`model: ajet-<agent>` in a request names the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """An episode's session, and which of its agents is calling."""
+
+    session: EpisodeSession
+    agent: str | None = None
+    """None: the request names it."""
+    target: str | None = None
+    named: str = ""
+    """The agent that the request's header names."""
+    control: bool = False
+    """It was sent with the episode's control key, which gives rewards and can't call the model."""
+
+
+class KeyScopeError(InvalidRequestError):
+    """A valid key, but not for this."""
+
+    http_status = 403
+    code = "permission_denied"
+    error_type = "permission_error"
+
+
+def agent_scope(scope: Any) -> tuple[str | None, str | None]:
+    """The agent and target of a key made by `agent_key`. Raises InvalidKeyError for any other scope: a holder of the
+    episode's key can write anything into it."""
+    match scope:
+        case None:
+            return None, None
+        case [str(agent), str(target)]:
+            return agent, target
+    raise InvalidKeyError("this key's scope is not [agent, target]")
+
+
+def agent_key(episode_key: str, agent: str, target: str) -> str:
+    """A key for one agent of the episode alone. Anyone who holds the episode's key can make it."""
+    return narrow(episode_key, [agent, target])
+
+
+_PREFIXES = (MODEL_PREFIX, "ajet/")
+"""The second for old clients: many take what comes before a slash for a provider's name."""
+AGENT_HEADER = b"x-ajet-agent"
+"""Names the agent for clients whose model name is fixed."""
+MAX_AGENT_NAME = 200
+
+
+class RequestedModel(NamedTuple):
+    """The model and the agent that a request names."""
+
+    name: str
+    """As the client wrote it."""
+    agent: str
+    trainable: bool | None
+    """False: `rollout.untrained_models` says so. None: not decided here."""
+
+
+def read_model(body: dict[str, Any], caller: Caller) -> RequestedModel:
+    """The agent is the key's or the header's, else the one in the model's name."""
+    name = text(body, "model", MODEL_PREFIX + (caller.agent or DEFAULT_AGENT))
+    named = next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), "")
+    if len(named) > MAX_AGENT_NAME:
+        raise BadField("model", f"an agent's name has at most {MAX_AGENT_NAME} characters")
+    trainable = False if caller.session.settings.untrained_model(name) else None
+    if caller.agent is None:
+        return RequestedModel(name, caller.named or named or DEFAULT_AGENT, trainable)
+    if foreign := next((other for other in (caller.named, named) if other not in ("", caller.agent)), ""):
+        raise KeyScopeError(f"this key is for agent {caller.agent!r} only, not for {foreign!r}")
+    return RequestedModel(name, caller.agent, trainable)
+
+
+def read_agent_header(value: bytes) -> str:
+    """The agent that the header names; an empty string without one."""
+    try:
+        name = value.strip().decode()
+    except UnicodeDecodeError:
+        raise BadField(AGENT_HEADER.decode(), f"{AGENT_HEADER.decode()} is not UTF-8") from None
+    if len(name) > MAX_AGENT_NAME:
+        raise BadField(AGENT_HEADER.decode(), f"an agent's name has at most {MAX_AGENT_NAME} characters")
+    return name
+
+
+Event = ReplyDelta | list[ChatReply] | ModelCallError
+
+
+class InternalError(ModelCallError):
+    """A defect of ours."""
+
+    http_status = 500
+    code = "internal_error"
+    error_type = "server_error"
+
+
+class ReplyStream:
+    """The events of one call: deltas, then the replies or an error. Closing it cancels the generation."""
+
+    def __init__(self, request: ChatRequest, session: EpisodeSession) -> None:
+        self._request = request
+        self._session = session
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            self._events.put_nowait(await self._session.complete(self._request, self._events.put_nowait))
+        except ModelCallError as error:
+            self._events.put_nowait(error)
+        except Exception:  # our fault: the client gets an error like any other, and the server lives on
+            log.exception("internal error in a streamed call of agent %r", self._request.agent)
+        finally:
+            self._events.put_nowait(InternalError(INTERNAL_ERROR))  # nobody reads it if another end came before
+
+    async def first(self) -> Event:
+        """The first event. An error is raised, so that the client gets its HTTP status."""
+        try:
+            event = await self._events.get()
+        except asyncio.CancelledError:
+            self._task.cancel()
+            raise
+        if isinstance(event, ModelCallError):
+            raise event
+        return event
+
+    async def next(self) -> Event:
+        return await self._events.get()
+
+    def close(self) -> None:
+        self._task.cancel()
