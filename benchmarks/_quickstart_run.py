@@ -12,7 +12,7 @@ from ajet.observe.metrics import read_metrics
 ROOT = Path(__file__).parents[1]
 STEPS = 40
 ENVIRONMENT = {
-    **os.environ, "VERL_PLATFORM": "cpu", "AJET_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)
+    **os.environ, "AJET_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)
 }  # fmt: skip
 COLOURS = ("#d1662b", "#4152d6")
 

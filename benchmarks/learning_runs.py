@@ -127,7 +127,7 @@ def on_backbone(backbone: str, folder: Path, overrides: list[str]) -> dict[str, 
         return None
     total = load_config(CONF, overrides, backbone="local").ajet.trainer_common.total_training_steps
     if not complete(folder / "learning" / backbone, total):
-        environment = {**os.environ, "VERL_PLATFORM": "cpu", "AJET_PLATFORM": "cpu", "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "AJET_PLATFORM": "cpu", "PYTHONPATH": str(ROOT)}
         command = [str(python), "-m", "ajet", "--conf", str(CONF), f"--backbone={backbone}", "--quiet", "--fresh"]
         subprocess.run(
             [*command, f"experiment_dir={folder / 'learning' / backbone}", *overrides],

@@ -14,27 +14,22 @@ import signal
 import sys
 import threading
 import time
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions, RayStart
 from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, AjetError, ConfigError, UserError
 from ajet.schema.install import require_training
-from ajet.schema.printable import fail
+from ajet.system.command_line import ArgumentError, CommandParser, fail
 
 if TYPE_CHECKING:
     from ajet.config import BackboneName, Config
     from ajet.observe.experiment import ExperimentFolder
-
-
-class ArgumentError(UserError):
-    """A command line that makes no sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +52,9 @@ class LaunchArguments:
     options: LaunchOptions = field(default_factory=LaunchOptions)
 
 
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ArgumentError(f"{message}\n    see: ajet --help")
-
-
-def build_parser() -> ArgumentParser:
+def build_parser() -> CommandParser:
     """The flags. `RUN_HELP` in `main.py` describes them."""
-    parser = _Parser(prog="ajet", add_help=False, allow_abbrev=False)
+    parser = CommandParser(prog="ajet", add_help=False, allow_abbrev=False)
     parser.add_argument("--conf")
     parser.add_argument("--backbone")
     parser.add_argument("--exp-dir")
@@ -135,7 +125,7 @@ def _service(argument: str) -> str:
     return name
 
 
-def _unknown(argument: str, parser: ArgumentParser) -> str:
+def _unknown(argument: str, parser: CommandParser) -> str:
     flags = [flag for action in parser._actions for flag in action.option_strings]
     near = get_close_matches(argument.partition("=")[0], flags, n=1)
     if argument.startswith("-"):
@@ -349,9 +339,12 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
             if (advice := memory_advice(error) or place_advice(error)) is not None:
                 log.debug("the run failed", exc_info=error)
                 return fail(advice, EXIT_FAILED)
-            # an unexpected error: its traceback belongs in run.log and on the terminal
-            log.exception("the run failed with %s", type(error).__name__)
-            return EXIT_FAILED
+            log.debug("the run failed", exc_info=error)
+            return fail(
+                f"{type(error).__name__}: {error}\n    nothing in the configuration explains this; the traceback is in "
+                f"{experiment.path / 'run.log'}",
+                EXIT_FAILED,
+            )
         status[0] = {0: "completed", EXIT_INTERRUPTED: "interrupted"}.get(code, "failed")
         return code
 

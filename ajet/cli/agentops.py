@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import uuid
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ajet.cli.main import interruption
 from ajet.schema.errors import UserError
+from ajet.system.command_line import CommandParser
 
 if TYPE_CHECKING:
     from ajet.gateway.traces import Sink, SpanCollector
@@ -34,7 +35,7 @@ class FileError(UserError):
 
 def run(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C."""
-    parser = ArgumentParser("ajet agentops", description=__doc__)
+    parser = CommandParser("ajet agentops", description=__doc__)
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--out", type=Path, default=Path("spans.jsonl"), metavar="FILE", help="(default: spans.jsonl)")
     place.add_argument("--store", metavar="URL", help=f"a rollout store; its writer's key in {STORE_KEY_VARIABLE}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.printable import printable
+from ajet.system.command_line import CommandParser
 
 if TYPE_CHECKING:
     from ajet.cli.targets import RunSetting
@@ -28,7 +29,7 @@ HELP = """\
 
 def run(argv: Sequence[str]) -> int:
     """Read lines, and print replies as they are generated."""
-    parser = ArgumentParser("ajet chat", description=__doc__)
+    parser = CommandParser("ajet chat", description=__doc__)
     parser.add_argument(
         "target",
         metavar="TARGET",

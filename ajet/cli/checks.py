@@ -21,7 +21,7 @@ from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import Reply, ScriptedEngine, read_replies
 from ajet.schema.errors import ConfigError, MissingDependencyError
-from ajet.schema.printable import fail
+from ajet.system.command_line import fail
 from ajet.task_runner.runtime import Runtime
 
 if TYPE_CHECKING:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ajet.system.command_line import CommandParser
 
 if TYPE_CHECKING:
     from ajet.observe.viewer import Experiment
@@ -27,9 +28,7 @@ RESULTS = (
 
 def run(argv: Sequence[str]) -> int:
     """Print two tables."""
-    parser = ArgumentParser(
-        "ajet compare", description="The results of runs, and the config keys in which they differ."
-    )
+    parser = CommandParser("ajet compare", description="The results of runs, and the config keys in which they differ.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="an experiment's folder, or its name")
     arguments = parser.parse_args(argv)
     if len(arguments.runs) < 2:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import io
 import re
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 
 from ajet.backbone.launch import build_parser
 from ajet.cli.main import COMMANDS
+from ajet.system.command_line import CommandParser
 
 NAMES_A_RUN = ("chat", "compare", "export", "report", "serve", "view")
 """Commands that take the names of runs."""
@@ -51,7 +52,7 @@ complete -o default -F _ajet ajet
 
 def run(argv: Sequence[str]) -> int:
     """Print the script."""
-    parser = ArgumentParser("ajet completion", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = CommandParser("ajet completion", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("shell", choices=("bash", "zsh", "fish"))
     shell = parser.parse_args(argv).shell
     print({"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](), end="")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
+
+from ajet.system.command_line import CommandParser
 
 EPILOG = """\
 ajet config show my.yaml                      all keys, defaults filled in, secrets masked
@@ -34,10 +35,10 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> ArgumentParser:
+def _parser() -> CommandParser:
     from argparse import RawDescriptionHelpFormatter
 
-    parser = ArgumentParser("ajet config", epilog=EPILOG, formatter_class=RawDescriptionHelpFormatter)
+    parser = CommandParser("ajet config", epilog=EPILOG, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["show", "schema", "docs"])
     parser.add_argument("conf", nargs="?", metavar="CONF", help="for show: the YAML file")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for show: as in a run")

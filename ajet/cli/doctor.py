@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +16,7 @@ from ajet.backbone.local import why_no_gpu, why_unfit
 from ajet.backbone.plan import installed, requirement, version_range
 from ajet.config.kinds import TRACKERS, load
 from ajet.schema.install import TRAIN, install_command
+from ajet.system.command_line import CommandParser
 
 GIB = 1024**3
 MEMORY_GIB, DISK_GIB, SHARED_MEMORY_GIB = 4.0, 5.0, 1.0
@@ -82,7 +82,7 @@ NEEDS_TRANSFORMERS = {"verl": ">=5.5,<5.11", "trinity-rft": ">=5.12.1,<5.24"}
 
 def run(argv: Sequence[str]) -> int:
     """Print the report. Exit code 1 if something must be fixed."""
-    ArgumentParser("ajet doctor", description=__doc__).parse_args(argv)
+    CommandParser("ajet doctor", description=__doc__).parse_args(argv)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     findings: list[Finding] = []
     for title, checks in SECTIONS:

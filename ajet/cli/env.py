@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ajet.cli.main import interruption
 from ajet.schema.errors import UserError
+from ajet.system.command_line import CommandParser
 
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
@@ -21,8 +22,8 @@ def run(argv: Sequence[str]) -> int:
     return asyncio.run(_serve(_parser().parse_args(argv)))
 
 
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser("ajet env", description=__doc__)
+def _parser() -> CommandParser:
+    parser = CommandParser("ajet env", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", description=__doc__, help="serve environments over HTTP")
     serve.add_argument("target", metavar="TARGET", help="path/file.py->Class, module->Class or gymnasium:ID")

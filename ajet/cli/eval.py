@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.schema.printable import printable
+from ajet.system.command_line import CommandParser
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def run(argv: Sequence[str]) -> int:
     """Validate and print the metrics. Returns 1 if no episode got a reward."""
-    parser = ArgumentParser("ajet eval", description=__doc__)
+    parser = CommandParser("ajet eval", description=__doc__)
     parser.add_argument("conf", metavar="CONF")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--checkpoint", metavar="FOLDER", help="a checkpoint (step_N), or an experiment: its newest")

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _SubParsersAction
+from argparse import Namespace, RawDescriptionHelpFormatter, _SubParsersAction
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ajet.schema.errors import ConfigError
 from ajet.schema.printable import is_stream
+from ajet.system.command_line import CommandParser
 
 EPISODES_EPILOG = """\
 formats:
@@ -33,7 +34,7 @@ RECORDS = {"jsonl": "episodes", "parquet": "model calls", "sft": "conversations"
 
 def run(argv: Sequence[str]) -> int:
     """Export, and say where to."""
-    parser = ArgumentParser("ajet export", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = CommandParser("ajet export", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(required=True, metavar="weights|episodes|prompt")
     _weights_arguments(kinds)
     _episodes_arguments(kinds)
@@ -51,7 +52,7 @@ def _workflow(rollout: dict[str, Any]) -> str:
     return f"agent {agent.get('type')}" if agent else str(rollout.get("user_workflow") or "unknown")
 
 
-def _weights_arguments(kinds: _SubParsersAction[ArgumentParser]) -> None:
+def _weights_arguments(kinds: _SubParsersAction[CommandParser]) -> None:
     parser = kinds.add_parser("weights", help="a Hugging Face folder")
     parser.add_argument(
         "experiment", type=Path, help="an experiment's folder, its name in saved_experiments, or a checkpoint"
@@ -108,7 +109,7 @@ def model_card(experiment: Path, weights: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _episodes_arguments(kinds: _SubParsersAction[ArgumentParser]) -> None:
+def _episodes_arguments(kinds: _SubParsersAction[CommandParser]) -> None:
     parser = kinds.add_parser(
         "episodes", help="recorded episodes", epilog=EPISODES_EPILOG, formatter_class=RawDescriptionHelpFormatter
     )
@@ -153,7 +154,7 @@ def _export_episodes(arguments: Namespace) -> str:
     return ""
 
 
-def _prompt_arguments(kinds: _SubParsersAction[ArgumentParser]) -> None:
+def _prompt_arguments(kinds: _SubParsersAction[CommandParser]) -> None:
     parser = kinds.add_parser("prompt", help="the best templates of a search")
     parser.add_argument("experiment", type=Path, help="a search's folder, or its name in saved_experiments")
     parser.add_argument("target", nargs="?", type=Path, help="the file to write (default: the terminal)")

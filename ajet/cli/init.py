@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import random
 import re
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
 from ajet.schema.errors import UserError
+from ajet.system.command_line import CommandParser
 
 TEMPLATE = Path(__file__).parent / "project_template"
 AGENT_TEMPLATE = Path(__file__).parent / "agent_template"
@@ -19,7 +19,7 @@ TRAINING_TASKS, VALIDATION_TASKS = 64, 16
 
 def run(argv: Sequence[str]) -> int:
     """Create the folder and print the next steps."""
-    parser = ArgumentParser("ajet init", description=__doc__)
+    parser = CommandParser("ajet init", description=__doc__)
     parser.add_argument("name", metavar="NAME", help="the new folder; its last part is the project's name")
     parser.add_argument(
         "--agent", metavar="TYPE", help=f"a ready agent ({', '.join(AGENTS)}) instead of a workflow of your own"

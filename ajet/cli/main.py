@@ -152,7 +152,7 @@ def _dispatch(arguments: list[str]) -> int:
             hint = f"did you mean `ajet {near[0]}`?"
         else:
             hint = f"commands: {', '.join(COMMANDS)}"
-        from ajet.schema.printable import fail
+        from ajet.system.command_line import fail
 
         return fail(f"unknown command {first!r}\n    {hint}")
     return _run("ajet.backbone.launch", arguments)
@@ -162,8 +162,9 @@ def _run(module: str, arguments: list[str]) -> int:
     """Run a command. What the user can correct becomes one message and exit code 2."""
     from ajet.schema.errors import UserError
     from ajet.schema.install import missing_packages_named
-    from ajet.schema.printable import fail
+    from ajet.system.command_line import fail, show_errors_as_asked
 
+    show_errors_as_asked(arguments)
     try:
         with missing_packages_named("this"):
             code: int = import_module(module).run(arguments)

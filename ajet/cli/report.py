@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
+
+from ajet.system.command_line import CommandParser
 
 
 def run(argv: Sequence[str]) -> int:
     """Write the report."""
-    parser = ArgumentParser("ajet report", description="One self-contained HTML file about a run, and its plots.")
+    parser = CommandParser("ajet report", description="One self-contained HTML file about a run, and its plots.")
     parser.add_argument("experiment", type=Path, help="an experiment's folder, or its name in saved_experiments")
     parser.add_argument("-o", "--output", type=Path, help="the HTML file (default: report.html in the experiment)")
     arguments = parser.parse_args(argv)

@@ -11,7 +11,7 @@ import inspect
 import json
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -24,6 +24,7 @@ from ajet.schema.chat import ChatRequest, Sampling
 from ajet.schema.errors import UserError
 from ajet.schema.printable import printable
 from ajet.schema.trajectory import Usage
+from ajet.system.command_line import CommandParser
 
 if TYPE_CHECKING:
     from ajet.agents import Agent, Trajectory
@@ -162,8 +163,8 @@ def run(argv: Sequence[str]) -> int:
     return asyncio.run(_rollout(arguments, agent, tasks, judge, sandbox))
 
 
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser("ajet rollout", description=__doc__)
+def _parser() -> CommandParser:
+    parser = CommandParser("ajet rollout", description=__doc__)
     parser.add_argument("--agent", default="react", metavar="TYPE", help="react, tool, or module->Class")
     parser.add_argument("--tasks", required=True, type=Path, metavar="FILE", help="JSON lines: question, …")
     parser.add_argument(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED
-from ajet.schema.printable import fail, printable
+from ajet.schema.printable import printable
+from ajet.system.command_line import CommandParser, fail
 
 
 def run(argv: Sequence[str]) -> int:
     """Write the rubrics, unless their file is there."""
-    parser = ArgumentParser("ajet rubrics", description="The rubrics by which a model grades answers.")
+    parser = CommandParser("ajet rubrics", description="The rubrics by which a model grades answers.")
     parser.add_argument("command", choices=["make"], help="make: write them from the config's graded examples")
     parser.add_argument("conf", metavar="CONF")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from ajet.backbone.ray import checked_address
 from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.schema.printable import printable
+from ajet.system.command_line import CommandParser
 from ajet.system.processes import ending_with_us
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ AWAY, REFUSED = 76, 77
 
 def run(argv: Sequence[str]) -> int:
     """Run episodes until Ctrl-C or SIGTERM, then finish those that have begun."""
-    parser = ArgumentParser("ajet runner", description=__doc__)
+    parser = CommandParser("ajet runner", description=__doc__)
     parser.add_argument("--connect", required=True, metavar="URL", help="where the run serves its episodes")
     parser.add_argument(WORKFLOW_FLAG, required=True, metavar="FILE.py->CLASS", help="the workflow, on this machine")
     parser.add_argument("--workers", type=int, default=1, help="episodes at a time (default: 1)")

@@ -7,12 +7,12 @@ import os
 import shutil
 import sys
 import time
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ajet.schema.printable import printable
+from ajet.system.command_line import CommandParser
 
 GAP = "  "
 LEAST = 8
@@ -62,7 +62,7 @@ def _fitting(widths: list[int], heads: list[int], room: int) -> list[int]:
 
 def run(argv: Sequence[str]) -> int:
     """Print a table."""
-    parser = ArgumentParser("ajet runs", description="List runs, the latest first.")
+    parser = CommandParser("ajet runs", description="List runs, the latest first.")
     parser.add_argument("folder", nargs="?", type=Path, help="a folder of experiments (default: saved_experiments)")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     arguments = parser.parse_args(argv)

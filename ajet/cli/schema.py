@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser
 from collections.abc import Sequence
+
+from ajet.system.command_line import CommandParser
 
 
 def run(argv: Sequence[str]) -> int:
     """Print it."""
-    ArgumentParser("ajet schema", description=__doc__).parse_args(argv)
+    CommandParser("ajet schema", description=__doc__).parse_args(argv)
     from ajet.config.docs import editor_schema
 
     print(json.dumps(editor_schema(), indent=2, ensure_ascii=False))

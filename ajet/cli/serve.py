@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import hmac
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ajet.cli.main import interruption
 from ajet.schema.errors import ConfigError
+from ajet.system.command_line import CommandParser
 from ajet.system.http_messages import is_loopback
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def run(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C."""
-    parser = ArgumentParser("ajet serve", description=__doc__)
+    parser = CommandParser("ajet serve", description=__doc__)
     parser.add_argument(
         "target", metavar="TARGET", help="YAML, experiment, checkpoint, model folder, hub id, tiny:NAME"
     )

@@ -6,13 +6,14 @@ import asyncio
 import re
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ajet.cli.main import interruption
 from ajet.schema.errors import UserError
+from ajet.system.command_line import CommandParser
 
 if TYPE_CHECKING:
     from ajet.store.database_store import Database, Retention
@@ -32,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C, or manage keys."""
     if argv and argv[0] == "keys":
         return _keys(argv[1:])
-    parser = ArgumentParser("ajet store", description=__doc__)
+    parser = CommandParser("ajet store", description=__doc__)
     _add_place(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"0: any free one (default: {DEFAULT_PORT})")
@@ -46,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     return asyncio.run(_serve(arguments))
 
 
-def _add_place(parser: ArgumentParser) -> None:
+def _add_place(parser: CommandParser) -> None:
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("--path", metavar="FILE", help="a SQLite file, made if it does not exist")
     place.add_argument("--postgres", metavar="URL", help="postgresql://user@host/database")
@@ -119,7 +120,7 @@ def _tell_keys(keys: dict[str, str]) -> None:
 
 
 def _keys(argv: Sequence[str]) -> int:
-    parser = ArgumentParser("ajet store keys", description="Who may use a store. Also while it is being served.")
+    parser = CommandParser("ajet store keys", description="Who may use a store. Also while it is being served.")
     commands = parser.add_subparsers(dest="do", required=True, metavar="list|make|rotate|revoke")
     listing = commands.add_parser("list", help="names, roles and ends of all keys")
     making = commands.add_parser("make", help="a new key, which is printed")

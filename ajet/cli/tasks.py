@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED
-from ajet.schema.printable import fail
+from ajet.system.command_line import CommandParser, fail
 
 if TYPE_CHECKING:
     from ajet.schema.task import Task
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 def run(argv: Sequence[str]) -> int:
     """Read the tasks as a run would, and save them."""
-    parser = ArgumentParser("ajet tasks", description="The tasks of a config, as a run would have them.")
+    parser = CommandParser("ajet tasks", description="The tasks of a config, as a run would have them.")
     parser.add_argument("command", choices=["generate"], help="generate: write or collect them, and save them")
     parser.add_argument("conf", metavar="CONF")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")

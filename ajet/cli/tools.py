@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import textwrap
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any
 
 from ajet.schema.printable import printable
+from ajet.system.command_line import CommandParser
 
 WIDTH = 100
 
 
 def run(argv: Sequence[str]) -> int:
     """List tools."""
-    parser = ArgumentParser("ajet tools", description="The tools that agents can be given.")
+    parser = CommandParser("ajet tools", description="The tools that agents can be given.")
     parser.add_argument(
         "tools",
         nargs="*",

@@ -9,14 +9,15 @@ Run it again to resume: what is complete is left as it is.
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.launch import ArgumentError, LaunchArguments, parse_arguments
+from ajet.backbone.launch import LaunchArguments, parse_arguments
 from ajet.schema.errors import ConfigError
+from ajet.system.command_line import ArgumentError, CommandParser
 
 if TYPE_CHECKING:
     from ajet.config import BackboneName, Config
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def run(argv: Sequence[str]) -> int:
     """Run all stages that aren't complete. Returns the exit code of the last one that ran."""
-    parser = ArgumentParser(
+    parser = CommandParser(
         "ajet tune", description=__doc__, formatter_class=RawDescriptionHelpFormatter,
         epilog="KEY=VALUE and the flags of `ajet --conf` may follow: --exp-dir, --fresh, --quiet, --json",
     )  # fmt: skip

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.schema.errors import EXIT_FAILED
-from ajet.schema.printable import fail, printable
+from ajet.schema.printable import printable
+from ajet.system.command_line import CommandParser, fail
 
 if TYPE_CHECKING:
     from ajet.backbone.plan import RunPlan
@@ -88,8 +89,8 @@ def _look_for_problems(config: Config, loaded: Loaded) -> list[str]:
     return list(problems(config, loaded))
 
 
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser("ajet validate", description="Check a config and say what would run, without a model.")
+def _parser() -> CommandParser:
+    parser = CommandParser("ajet validate", description="Check a config and say what would run, without a model.")
     parser.add_argument("conf", metavar="CONF")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--backbone", help="check for this backbone")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -13,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ajet.schema.errors import UserError
+from ajet.system.command_line import CommandParser
 
 if TYPE_CHECKING:
     from ajet.observe.viewer import Experiment
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def run(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C."""
-    parser = ArgumentParser("ajet view", description="Show runs and episodes in the browser.")
+    parser = CommandParser("ajet view", description="Show runs and episodes in the browser.")
     parser.add_argument(
         "experiment",
         nargs="?",

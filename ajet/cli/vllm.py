@@ -10,13 +10,14 @@ import os
 import shlex
 import subprocess
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
+
+from ajet.system.command_line import CommandParser
 
 
 def run(argv: Sequence[str]) -> int:
     """Replace this process by vLLM's server."""
-    parser = ArgumentParser("ajet vllm", description=__doc__)
+    parser = CommandParser("ajet vllm", description=__doc__)
     parser.add_argument("action", choices=["serve"])
     parser.add_argument("model", metavar="MODEL", help="model folder, hub id, experiment, checkpoint, tiny:NAME")
     parser.add_argument("--host", default="127.0.0.1")

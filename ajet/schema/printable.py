@@ -1,17 +1,10 @@
-"""What may be shown: text made safe for a terminal or for storage, and which names and values are secrets.
-
-`fail` shows an error on the terminal, in the form that all commands use.
-"""
+"""What may be shown: text made safe for a terminal or for storage, and which names and values are secrets."""
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
-
-from ajet.schema.errors import EXIT_USER_ERROR
 
 _ODD = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
@@ -38,14 +31,6 @@ def encodable_values(value: Any) -> Any:
     if isinstance(value, dict):
         return {encodable_values(key): encodable_values(item) for key, item in value.items()}
     return [encodable_values(item) for item in value] if isinstance(value, list) else value
-
-
-def fail(message: str, code: int = EXIT_USER_ERROR) -> int:
-    """Print an error to stderr. Returns `code`."""
-    message = printable(message)
-    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    print(f"\033[1;31merror:\033[0m {message}" if colour else f"error: {message}", file=sys.stderr)
-    return code
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -76,8 +76,8 @@ def test_compare_shows_results_and_different_keys(here: Path, capsys: pytest.Cap
     code, _, error = said(capsys, "compare", "math-agent", "math-agnt")
     assert code == 2
     assert "did you mean math-agent?" in error and "math-agent-rloo" in error
-    with pytest.raises(SystemExit):
-        main(["compare", "math-agent"])
+    code, _, error = said(capsys, "compare", "math-agent")
+    assert code == 2 and "see: ajet compare --help" in error
 
 
 def test_compare_warns_of_rewards_by_different_judges(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,8 @@ import pytest
 from ajet.cli.runs import print_table
 from ajet.observe.logs import _HumanFormatter
 from ajet.observe.progress import PlainDisplay
-from ajet.schema.printable import encodable, fail, printable
+from ajet.schema.printable import encodable, printable
+from ajet.system.command_line import fail
 
 HOSTILE = "gone\x1b[2J\rok \u202etxt.exe\x9b1m"
 SHOWN = r"gone\x1b[2J\x0dok \u202etxt.exe\x9b1m"

@@ -41,9 +41,10 @@ def installed(package: str) -> bool:
 
 def enter_trinity_on_cpu() -> None:
     """Before Trinity is imported: as the launcher does on a machine without a GPU."""
+    from ajet.backbone.ray.start import PLATFORM
     from ajet.backbone.ray.trinity import plugin
 
-    os.environ[plugin.PLATFORM] = "cpu"
+    os.environ[PLATFORM] = "cpu"
     plugin.install()
 
 
@@ -53,7 +54,7 @@ def command(backbone: str, folder: Path, *overrides: str, conf: Path = CONF) -> 
 
 
 def environment() -> dict[str, str]:
-    own = {"VERL_PLATFORM": "cpu", "AJET_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    own = {"AJET_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     # Ray's workers yield to every other program (nice 15 more), so beside other work these runs would hardly go on
     return {**os.environ, **own, "RAY_worker_niceness": "0", OURS[0]: OURS[1]}
 

@@ -74,28 +74,32 @@ class NoGpuError(UserError):
     """A run on GPUs was asked for where there are none."""
 
 
-def detect_machine(backbone: str, variable: str, *, logical_gpus: int = 1) -> Machine:
+PLATFORM = "AJET_PLATFORM"
+"""Environment variable: `cpu` for a small run without GPUs, with verl and Trinity alike."""
+
+
+def detect_machine(backbone: str, *, logical_gpus: int = 1) -> Machine:
     """GPUs, or the CPU where the environment variable says so."""
-    if asks_for_cpu(variable):
+    if on_cpu():
         return Machine("cpu", flash_attention=False, logical_gpus=logical_gpus)
     import torch
 
     if not torch.cuda.is_available():
         raise NoGpuError(
             f"the {backbone} backbone found no GPU on this machine\n"
-            f"    for a small run on the CPU, set the environment variable {variable}=cpu"
+            f"    for a small run on the CPU, set the environment variable {PLATFORM}=cpu"
         )
     return Machine("cuda", flash_attention=find_spec("flash_attn") is not None)
 
 
-def planned_machine(variable: str) -> Machine:
+def planned_machine() -> Machine:
     """What a config is meant for: the CPU where the environment variable says so, else GPUs, here or elsewhere."""
-    return Machine("cpu" if asks_for_cpu(variable) else "cuda")
+    return Machine("cpu" if on_cpu() else "cuda")
 
 
-def asks_for_cpu(variable: str) -> bool:
+def on_cpu() -> bool:
     """Whether the environment variable asks for a run without GPUs."""
-    return os.environ.get(variable, "").strip().lower() == "cpu"
+    return os.environ.get(PLATFORM, "").strip().lower() == "cpu"
 
 
 def check_user_classes(config: Config) -> None:

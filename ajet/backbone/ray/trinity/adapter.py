@@ -39,7 +39,7 @@ def show_config(config: Config) -> str:
 
 def planned_notes(config: Config) -> list[Remark]:
     """What a run would refuse or do in part, whether or not it could start on this machine."""
-    machine = planned_machine(plugin.PLATFORM)
+    machine = planned_machine()
     return [*check_honoured(config, machine), *padding_notes(config, machine)]
 
 
@@ -73,7 +73,7 @@ class TrinityAdapter:
             )
 
     def detect_machine(self) -> Machine:
-        machine = detect_machine("trinity", plugin.PLATFORM, logical_gpus=CPU_GPUS)
+        machine = detect_machine("trinity", logical_gpus=CPU_GPUS)
         if not machine.cpu and find_spec("vllm") is None:
             raise MissingDependencyError(
                 "the trinity backbone needs vLLM on a machine with GPUs\n"

@@ -24,7 +24,7 @@ from trinity.trainer.trainer import Trainer
 from ajet.backbone.ray.collector import COLLECTOR, GroupRunner
 from ajet.backbone.ray.engine import RayEngine
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.ray.trinity.plugin import on_cpu
+from ajet.backbone.ray.start import on_cpu
 from ajet.backbone.ray.trinity.rows import UPDATES, VERSIONS
 from ajet.backbone.ray.watcher import cause, first_line
 from ajet.engine.base import OnTokens

@@ -12,10 +12,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from ajet.backbone.ray.start import asks_for_cpu
+from ajet.backbone.ray.start import on_cpu
 
-PLATFORM = "AJET_PLATFORM"
-"""Environment variable: `cpu` for a run without GPUs, whose rollout model and train engine are ours."""
 HOOK = "ajet.backbone.ray.trinity.plugin.install"
 
 _STAND_INS: dict[str, tuple[str, ...]] = {
@@ -30,11 +28,6 @@ _STAND_INS: dict[str, tuple[str, ...]] = {
     ),
     "vllm.inputs": ("MultiModalDataDict",),
 }
-
-
-def on_cpu() -> bool:
-    """Whether this run has no GPU."""
-    return asks_for_cpu(PLATFORM)
 
 
 def install() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ajet.backbone.ray import launcher
 from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
 from ajet.backbone.ray.start import check_gpus, detect_machine, planned_machine
-from ajet.backbone.ray.verl.config import PLATFORM, check_honoured, checkpoint_step, show, verl_settings
+from ajet.backbone.ray.verl.config import check_honoured, checkpoint_step, show, verl_settings
 from ajet.backbone.ray.watcher import MetricsTail, Source
 from ajet.observe.metric_names import from_verl
 from ajet.schema.errors import MissingDependencyError, UserError
@@ -38,7 +38,7 @@ def show_config(config: Config) -> str:
 
 def planned_notes(config: Config) -> list[Remark]:
     """What a run would refuse or do in part, whether or not it could start on this machine."""
-    return check_honoured(config, planned_machine(PLATFORM))
+    return check_honoured(config, planned_machine())
 
 
 class VerlAdapter:
@@ -56,7 +56,7 @@ class VerlAdapter:
             )
 
     def detect_machine(self) -> Machine:
-        return detect_machine("verl", PLATFORM)
+        return detect_machine("verl")
 
     def check(self, config: Config, machine: Machine, options: LaunchOptions) -> None:
         common = config.ajet.trainer_common

@@ -24,7 +24,7 @@ from ajet.backbone.ray.mapping import (
     verl_notes,
 )
 from ajet.backbone.ray.payload import KEY
-from ajet.backbone.ray.start import NoGpuError
+from ajet.backbone.ray.start import PLATFORM, NoGpuError
 from ajet.gateway.chat import validation_temperature
 from ajet.observe.metrics import flatten
 from ajet.schema.errors import ConfigError
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from ajet.config import Config
 
-PLATFORM = "VERL_PLATFORM"
-"""Environment variable: `cpu` for a run without GPUs."""
+VERL_PLATFORM = "VERL_PLATFORM"
+"""verl's own environment variable: which platform its processes use."""
 ADVANTAGE_ESTIMATOR = "ajet_credit"
 """Name under which the plugin registers the estimator that passes our credit through."""
 LOSS = "ajet"

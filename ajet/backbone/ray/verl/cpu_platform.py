@@ -1,4 +1,4 @@
-"""verl without GPUs, for tests and laptops (`VERL_PLATFORM=cpu`): its platform, and its server of rollouts.
+"""verl without GPUs, for tests and laptops (`AJET_PLATFORM=cpu`): its platform, and its server of rollouts.
 
 verl has registries for platforms and rollout servers. Four places have none; they are replaced here,
 and tests check them against the installed verl version:

@@ -7,10 +7,11 @@ what went wrong; and the driver checks that the entry point exists.
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import entry_points
 
-from ajet.backbone.ray.start import asks_for_cpu
-from ajet.backbone.ray.verl.config import ADVANTAGE_ESTIMATOR, PLATFORM
+from ajet.backbone.ray.start import on_cpu
+from ajet.backbone.ray.verl.config import ADVANTAGE_ESTIMATOR, VERL_PLATFORM
 from ajet.schema.errors import MissingDependencyError
 
 ENTRY_POINT_GROUP = "verl.plugins"
@@ -26,14 +27,14 @@ def require_entry_point() -> None:
 
 
 def _load() -> None:
-    on_cpu = asks_for_cpu(PLATFORM)
-    if on_cpu:
+    if on_cpu():
+        os.environ[VERL_PLATFORM] = "cpu"  # read when the platform is first asked for
         from ajet.backbone.ray.verl import cpu_platform
 
         cpu_platform.register()
     from ajet.backbone.ray.verl import train_engine  # imports verl for the platform that is known by now
 
-    train_engine.register("cpu" if on_cpu else "cuda", ADVANTAGE_ESTIMATOR)
+    train_engine.register("cpu" if on_cpu() else "cuda", ADVANTAGE_ESTIMATOR)
 
 
 _load()

@@ -15,7 +15,7 @@ from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import UserError
 from support.ray_runs import installed
 
-os.environ.setdefault("VERL_PLATFORM", "cpu")  # read when verl is imported
+os.environ.setdefault("AJET_PLATFORM", "cpu")  # read when verl is imported
 needs_verl = pytest.mark.skipif(not installed("verl"), reason="needs verl: run `make test-verl`")
 
 TOOLS = {"calculator": {}}

@@ -13,7 +13,7 @@ import pytest
 
 from support.ray_runs import installed
 
-os.environ.setdefault("VERL_PLATFORM", "cpu")  # read when verl is imported
+os.environ.setdefault("AJET_PLATFORM", "cpu")  # read when verl is imported
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not installed("verl"), reason="needs verl: run `make test-verl`"),

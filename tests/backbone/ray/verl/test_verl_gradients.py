@@ -25,7 +25,7 @@ from support.equality import (
 from support.ray_runs import installed
 from support.verl_worker import process_group, training_worker
 
-os.environ.setdefault("VERL_PLATFORM", "cpu")  # read when verl is imported
+os.environ.setdefault("AJET_PLATFORM", "cpu")  # read when verl is imported
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not installed("verl"), reason="needs verl: run `make test-verl`"),

@@ -13,7 +13,7 @@ import pytest
 
 from support.ray_runs import installed
 
-os.environ.setdefault("VERL_PLATFORM", "cpu")  # read when verl is imported
+os.environ.setdefault("AJET_PLATFORM", "cpu")  # read when verl is imported
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not installed("verl"), reason="needs verl: run `make test-verl`"),
@@ -97,7 +97,7 @@ def test_on_gpus_our_engine_comes_before_verls() -> None:
         "engines = EngineRegistry._engines['language_model']['fsdp2']\n"
         "print(sorted(str(key) for key, engine in engines.items() if engine.__name__ == 'AjetTrainEngine'))"
     )
-    environment = {key: value for key, value in os.environ.items() if key != "VERL_PLATFORM"}
+    environment = {key: value for key, value in os.environ.items() if key not in ("AJET_PLATFORM", "VERL_PLATFORM")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert "[\"('cuda', 'amd')\", \"('cuda', 'nvidia')\"]" in done.stdout, done.stderr
 

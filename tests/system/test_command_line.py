@@ -1,0 +1,38 @@
+"""How commands read their arguments and show errors, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ajet.cli.main import COMMANDS, main
+
+JSON_COMMANDS = {
+    "a run": ["--json", "--conf", "no-such.yaml"],
+    "eval": ["eval", "no-such.yaml", "--json"],
+    "runs": ["runs", "no-such-folder", "--json"],
+    "tools": ["tools", "no_such_tool", "--json"],
+}
+
+
+@pytest.mark.parametrize("arguments", JSON_COMMANDS.values(), ids=JSON_COMMANDS)
+def test_errors_are_json_where_the_output_is(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    error = json.loads(said.out.splitlines()[-1])
+    assert error["event"] == "error" and error["exit_code"] == 2
+    assert said.err == f"error: {error['error']}\n"
+    assert main([argument for argument in arguments if argument != "--json"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_an_unknown_flag_is_an_error_like_any_other(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--no-such-flag"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and "--help" in said and len(said.splitlines()) <= 3
