@@ -230,11 +230,9 @@ def launch(arguments: LaunchArguments, config: Config) -> int:
         require_training(f"--backbone={name}")
     if name == "local":
         from ajet.backbone.local.placement import check_kernels, place, visible_gpus
-        from ajet.backbone.memory import announce_plan
 
         place(config, visible_gpus)  # a GPU that is missing is said before a plan is made for the CPU
         check_kernels(config, visible_gpus)
-        announce_plan(config, name)
     run_backbone: RunBackbone = load(BACKBONES, name)
     if arguments.debug_tags is not None or name == "debug":
         _select_breakpoints(arguments.debug_tags, config)
@@ -290,6 +288,7 @@ def choose_backbone(flag: BackboneName | None, config: Config) -> tuple[Backbone
 
 def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: RunBackbone) -> int:
     """Open the experiment folder, run, and close it. Nothing that was started outlives this."""
+    from ajet.backbone.checks import check_start
     from ajet.config.effects import notes
     from ajet.observe.experiment import ExperimentFolder, folder_of
     from ajet.system.processes import recorded_run
@@ -320,6 +319,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
                 stack.enter_context(start_service(service, arguments.prefix))
             if arguments.with_logview:
                 options = replace(options, viewer=stack.enter_context(_viewer(experiment)))
+            check_start(config)
             code = run_backbone(config, experiment, options)
         except KeyboardInterrupt:
             status[0] = "interrupted"

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from ajet.backbone.checks import model_problems
 from ajet.backbone.debug import EpisodeView
+from ajet.backbone.launch import DEFAULT_BACKBONE
+from ajet.backbone.plan import serving_engine
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import Reply, ScriptedEngine, read_replies
-from ajet.schema.errors import ConfigError, MissingDependencyError
+from ajet.schema.errors import MissingDependencyError
 from ajet.system.command_line import fail
 from ajet.task_runner.runtime import Runtime
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 def problems(config: Config, loaded: Loaded) -> Iterator[str]:
     """Problems that must be fixed."""
-    yield from _model_problems(config)
+    yield from model_problems(config, serving_engine(config, config.ajet.backbone or DEFAULT_BACKBONE))
     if config.ajet.backbone != "debug":
         yield from _tracker_problems(config)
     yield from _task_problems(loaded)
@@ -74,52 +75,6 @@ def _backbone_notes(config: Config) -> list[Remark]:
 
         return trinity.planned_notes(config)
     return []
-
-
-def _model_problems(config: Config) -> Iterator[str]:
-    from ajet.engine.model_source import ModelSource
-
-    path = config.ajet.model.path
-    try:
-        source = ModelSource.resolve(path)
-    except ConfigError as error:
-        yield f"ajet.model.path: {error}"
-        return
-    if not Path(source.path).is_dir():
-        return  # a hub id: its files come with the run
-    try:
-        tokenizer: Any = source.tokenizer()
-    except ConfigError as error:
-        yield f"ajet.model.path: {error}"
-        return
-    if not tokenizer.chat_template:
-        yield (
-            f"ajet.model.path: the tokenizer of {path} has no chat template, so messages can't become a prompt: choose "
-            "a model tuned for chat, or put its template as chat_template.jinja into the folder"
-        )
-    settings = _json(Path(source.path) / "config.json")
-    if tokenizer.eos_token_id is None and not _json(Path(source.path) / "generation_config.json").get("eos_token_id"):
-        yield (
-            f"ajet.model.path: nothing says which token ends a reply of {path}, so every reply would run to its "
-            "maximum length: set eos_token in tokenizer_config.json, or eos_token_id in generation_config.json"
-        )
-    most = _positions(settings)
-    length = config.ajet.rollout.max_model_len
-    if most is not None and length > most:
-        yield (
-            f"ajet.rollout.max_model_len: {length:,} tokens, but {path} was made for {most:,} "
-            f"(max_position_embeddings): write max_model_len: {most}, or less"
-        )
-
-
-def _positions(settings: dict[str, Any]) -> int | None:
-    """The most positions that a model's config names. None if none, or if its positions are stretched."""
-    text = settings.get("text_config") or settings
-    stretched = text.get("rope_scaling") or {}
-    if stretched.get("factor") and stretched.get("rope_type", stretched.get("type")) != "default":
-        return None
-    most = text.get("max_position_embeddings")
-    return most if isinstance(most, int) else None
 
 
 def _tracker_problems(config: Config) -> Iterator[str]:
@@ -179,11 +134,6 @@ def _syntax(cls: type[object]) -> ast.AST:
         return ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):  # created at run time
         return ast.Module([], [])
-
-
-def _json(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return found
 
 
 def _named(keys: set[str]) -> str:

@@ -80,10 +80,13 @@ def _check(config: Config, arguments: Namespace, flag: BackboneName | None) -> i
 
 def _look_for_problems(config: Config, loaded: Loaded) -> list[str]:
     """What a run would end with. What only looks wrong is printed with the report."""
+    from ajet.backbone.checks import unchecked
     from ajet.cli.checks import doubts, problems, remarks
 
     for remark in remarks(config):
         print(f"  {'note':<10} {remark}")
+    for gap in unchecked(config):
+        print(f"  {'unchecked':<10} {printable(gap)}")
     for doubt in doubts(loaded):
         print(f"  {'warning':<10} {printable(doubt)}")
     return list(problems(config, loaded))
@@ -115,15 +118,13 @@ def _gibibytes(text: str) -> float:
 
 def load(config: Config) -> Loaded:
     """Import the user's classes and read the tasks, as a run would."""
+    from ajet.backbone.checks import has_workflow
     from ajet.cli.checks import Loaded
     from ajet.task_judge.base_judge import load_judge
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
     from ajet.task_runner.environments import find_environment, find_sandbox, load_workflow
 
-    rollout = config.ajet.rollout
-    elsewhere = config.ajet.task_runner.wrapper_type in ("remote", "outside")
-    named = rollout.user_workflow is not None or rollout.agent is not None
-    workflow = load_workflow(config, config.base_dirs) if named or not elsewhere else None
+    workflow = load_workflow(config, config.base_dirs) if has_workflow(config) else None
     judge = load_judge(config, config.base_dirs)
     environment = find_environment(config, config.base_dirs)
     find_sandbox(config, config.base_dirs)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TINY = "tiny:"
+WITH_STATE = {"linear_attention", "conv", "mamba", "hybrid", "recurrent"}
+"""Kinds of layers, as transformers names them, that keep a state."""
 LOADING = threading.RLock()
 """Two threads often load tokenizer and weights at the same time, and transformers' lazy imports are circular: threads
 that enter such a circle from different ends would see half-initialised modules."""
@@ -51,6 +53,27 @@ class ModelSource:
         if not name or name.startswith((".", "/", "~")) or name.count("/") > 1:
             raise ConfigError(f"model folder {name!r} does not exist (model.path: a folder, a hub id, or tiny:<name>)")
         return cls(name, name)
+
+    def folder(self) -> Path | None:
+        """Where its files are on this machine. None: a hub id whose config.json isn't in the hub's cache."""
+        if Path(self.path).is_dir():
+            return Path(self.path)
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(self.path, "config.json")
+        return Path(found).parent if isinstance(found, str) else None
+
+    def with_recurrent_state(self) -> str | None:
+        """The model's class, if some layers keep a recurrent or convolutional state beside, or instead of, keys and
+        values. None: every layer attends."""
+        config = self.config()
+        kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        if getattr(model_class, "_is_stateful", False) or kinds & WITH_STATE:
+            return str(config.model_type if model_class is None else model_class.__name__)
+        return None
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer."""

@@ -169,6 +169,8 @@ class ExperimentFolder:
         self._earlier: EarlierRun | None = None
         self.resumed = False
         """The folder holds an earlier start of this run."""
+        self.has_results = False
+        """And that start completed a step, or saved a checkpoint."""
         self._withdrawn = False
 
     @classmethod
@@ -220,19 +222,21 @@ class ExperimentFolder:
                 shutil.copytree(aside / "cache", path / "cache")
         earlier = EarlierRun.of(path, aside)
         resumed = (path / "config.resolved.yaml").exists()
+        # a start that was refused, or interrupted before its first step, leaves nothing to compare with
+        has_results = resumed and (_size(path / "metrics.jsonl") > 0 or bool(_checkpoints(path)))
         resolved = config.model_dump(mode="json")
         asked = source_yaml.read_text(encoding="utf-8") if source_yaml else ""
         masker = Masker(resolved, _parsed(asked))
         if asked:
             (path / "config.yaml").write_text(masker.text(asked), encoding="utf-8")
         masked = masker.value(resolved)
-        changes = _changes(path / "config.resolved.yaml", masked) if resumed else {}
+        changes = _changes(path / "config.resolved.yaml", masked) if has_results else {}
         (path / "config.resolved.yaml").write_text(yaml.safe_dump(masked, sort_keys=False, allow_unicode=True), "utf-8")
         folder = cls(path, config, masker, lock, with_trackers=backbone != "debug")
         folder._earlier = earlier
-        folder.resumed = resumed
+        folder.resumed, folder.has_results = resumed, has_results
         environment = run_environment() | ({JUDGE: judge} if judge else {})
-        if resumed and judge and (before := _judge_before(path)) and judge != before:
+        if has_results and judge and (before := _judge_before(path)) and judge != before:
             changes[JUDGE] = [before, judge]
         (path / "environment.json").write_text(json.dumps(masker.value(environment), indent=2), encoding="utf-8")
         _log_changes(changes)
@@ -270,7 +274,7 @@ class ExperimentFolder:
             for source in (file, *small[:_CODE_FILES]):
                 text = source.read_text(encoding="utf-8", errors="replace")
                 copy, masked = target / source.name, self.masker.text(text)
-                if copy.exists() and copy.read_text(encoding="utf-8") != masked:
+                if self.has_results and copy.exists() and copy.read_text(encoding="utf-8") != masked:
                     log.info("%s has changed since the last run in this folder", source.name)
                 copy.write_text(masked, encoding="utf-8")
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
+import re
 import sys
 import threading
 import traceback
@@ -158,6 +160,26 @@ def import_class(text: str, base: type[T], *, key: str, base_dirs: Sequence[str 
     except ImportPathError as error:
         raise ImportPathError(f"{key}: {error}") from error
     return found
+
+
+def check_method(found: type, base: type, signature: str, key: str) -> None:
+    """Raise `ImportPathError` unless a class has its own method with this name, and it takes these arguments."""
+    name, *given = re.findall(r"\w+(?=[(,)])", signature)
+    method = getattr(found, name)
+    if method is getattr(base, name):
+        own = [other for other, value in vars(found).items() if inspect.isfunction(value)]
+        has = f" (it has {', '.join(own)})" if own else ""
+        raise ImportPathError(f"{key}: {found.__name__} has no `{name}`{has}\n    define `{signature}`")
+    try:
+        inspect.signature(method).bind(*given)
+    except TypeError:
+        code = getattr(inspect.unwrap(method), "__code__", None)
+        where = f" (line {code.co_firstlineno})" if code is not None else ""
+        taken = ", ".join(inspect.signature(method).parameters)
+        raise ImportPathError(
+            f"{key}: {found.__name__}.{name}{where} takes ({taken}), and is called with ({', '.join(given)})\n"
+            f"    define `{signature}`"
+        ) from None
 
 
 def _instead(wanted: str, present: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ajet.config.kinds import JUDGES, load
 from ajet.schema.errors import JudgeFault, RewardError
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
-from ajet.schema.user_code import import_class
+from ajet.schema.user_code import check_method, import_class
 from ajet.task_judge.symbolic import compared_by
 
 if TYPE_CHECKING:
@@ -114,7 +114,9 @@ def build_judge(kind: str, config: Config, base_dirs: Sequence[Path]) -> BaseJud
 
 def import_judge(text: str, config: Config, base_dirs: Sequence[Path], key: str) -> BaseJudge:
     """Build a judge named as `module->Class` or `path.py->Class`."""
-    return import_class(text, BaseJudge, key=key, base_dirs=base_dirs)(config)
+    judge_class = import_class(text, BaseJudge, key=key, base_dirs=base_dirs)
+    check_method(judge_class, BaseJudge, "def compute_reward(self, workflow_task, workflow_output)", key)
+    return judge_class(config)
 
 
 async def ask_judge(

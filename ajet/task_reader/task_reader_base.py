@@ -54,10 +54,14 @@ def task_from_record(record: Any, fields: FieldsConfig, *, query_needed: bool = 
         raise BadRecord(f"expected an object with fields, found {_kind(record)}")
     rest = dict(record)
 
+    def named(candidates: list[str]) -> str | None:
+        return next((name for name in candidates if rest.get(name) is not None), None)
+
     def take(candidates: list[str]) -> Any:
-        present = next((name for name in candidates if rest.get(name) is not None), None)
+        present = named(candidates)
         return None if present is None else rest.pop(present)
 
+    query_field = named(fields.main_query)
     query, messages = take(fields.main_query), take(fields.init_messages)
     if isinstance(query, list):  # data sets in chat format have messages where others have text
         query, messages = None, messages or query
@@ -72,7 +76,10 @@ def task_from_record(record: Any, fields: FieldsConfig, *, query_needed: bool = 
             "name yours in ajet.task_reader.fields.main_query"
         )
     if not isinstance(query, str):
-        raise BadRecord(f"the problem should be text, found {_kind(query)}")
+        raise BadRecord(
+            f"{query_field!r} should be text, found {_kind(query)}; put it in quotes, or name another field in "
+            "ajet.task_reader.fields.main_query"
+        )
     task_id, env_type, tag = take(fields.task_id), take(fields.env_type), take(fields.tag)
     metadata = rest.pop("metadata", None)
     if metadata is not None and not isinstance(metadata, dict):
@@ -171,8 +178,12 @@ def build_reader(config: Config) -> BaseTaskReader:
 
 
 def read_training_tasks(reader: BaseTaskReader) -> list[Task]:
-    """The training tasks in the source's order, each with a unique id."""
-    return _checked(reader.get_training_tasks(), f"{type(reader).__name__}.get_training_tasks()", "training")
+    """The training tasks in the source's order, each with a unique id. There is at least one."""
+    where = f"{type(reader).__name__}.get_training_tasks()"
+    tasks = _checked(reader.get_training_tasks(), where, "training")
+    if not tasks:
+        raise TaskDataError(f"{where} returned no tasks, so there is nothing to run: see ajet.task_reader")
+    return tasks
 
 
 def read_validation_tasks(reader: BaseTaskReader) -> list[Task]:

@@ -20,7 +20,7 @@ from ajet.environment.environment import (
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxError, SandboxSettings, check_sandbox, open_sandbox
 from ajet.schema.task import Task, WorkflowTask
-from ajet.schema.user_code import find_named, import_class, looked_in
+from ajet.schema.user_code import check_method, find_named, import_class, looked_in
 from ajet.task_runner.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -198,7 +198,9 @@ def load_workflow(config: Config, base_dirs: Sequence[Path] = ()) -> type[Workfl
     """The class that `rollout.user_workflow` names, or one that runs `rollout.agent`. Raises a `UserError`."""
     rollout = config.ajet.rollout
     if rollout.agent is None:
-        return import_class(rollout.user_workflow or "", Workflow, key=WORKFLOW_KEY, base_dirs=base_dirs)
+        workflow_class = import_class(rollout.user_workflow or "", Workflow, key=WORKFLOW_KEY, base_dirs=base_dirs)
+        check_method(workflow_class, Workflow, "async def execute(self, workflow_task, tuner)", WORKFLOW_KEY)
+        return workflow_class
     if rollout.agent.type == "cli":
         from ajet.task_runner.agent_workflow import build_cli_agent, cli_workflow_of
 

@@ -162,7 +162,9 @@ def test_on_ray_the_collector_reports_it(tmp_path: Path, monkeypatch: pytest.Mon
 
 def watch(folder: Path, source: str, **files: str) -> ModelCallWatch:
     (folder / "agent.py").write_text(
-        "from ajet import Workflow\n" + textwrap.dedent(source) + "\nclass Agent(Workflow):\n    pass\n"
+        "from ajet import Workflow\n"
+        + textwrap.dedent(source)
+        + "\nclass Agent(Workflow):\n    def execute(self, workflow_task, tuner): ...\n"
     )
     for name, text in files.items():
         (folder / f"{name}.py").write_text(textwrap.dedent(text))

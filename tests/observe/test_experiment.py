@@ -70,6 +70,7 @@ def test_another_judge_than_before_is_a_warning(tmp_path: Path, caplog: pytest.L
         caplog.clear()
         with ExperimentFolder.open(config(), exp_dir=tmp_path, judge=judge) as folder:
             assert json.loads((folder.path / "environment.json").read_text())["judge"] == judge
+            folder.metrics.log(1, {"reward/mean": 1.0})
     (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert told.endswith(f"judge has changed: {exact} → {both}")
     resumed = read_events(folder.path / "events.jsonl")[-2]

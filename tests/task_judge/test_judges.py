@@ -120,7 +120,8 @@ def test_the_judge_of_a_config(tmp_path: Path) -> None:
     loaded = load(judge_protocol="ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge")
     assert isinstance(loaded, MathAnswerAsJudge)
     (tmp_path / "mine.py").write_text(
-        "from ajet.task_judge.base_judge import BaseJudge\nclass J(BaseJudge): word = 'x'"
+        "from ajet.task_judge.base_judge import BaseJudge\n"
+        "class J(BaseJudge):\n    def compute_reward(self, workflow_task, workflow_output): ..."
     )
     assert type(load(judge_protocol="mine.py->J")).__name__ == "J"
     with pytest.raises(ImportPathError, match=r"ajet.task_judge.judge_protocol: mine.py has no 'K'; there is: J"):

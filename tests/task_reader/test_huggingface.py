@@ -80,7 +80,7 @@ def test_errors_name_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         read_training_tasks(reader(dataset_path=str(tmp_path / "rows.txt")))
     with pytest.raises(TaskDataError, match="can't read"):
         read_training_tasks(reader(dataset_path=str(tmp_path / "bad.json")))
-    with pytest.raises(TaskDataError, match=r"wrong\.jsonl \[train\], row 2: the problem should be text"):
+    with pytest.raises(TaskDataError, match=r"wrong\.jsonl \[train\], row 2: 'question' should be text"):
         read_training_tasks(reader(dataset_path=str(tmp_path / "wrong.jsonl")))
     with pytest.raises(TaskDataError, match=r"can't read.*no such file or folder"):
         read_training_tasks(reader(dataset_path=str(tmp_path / "nowhere")))

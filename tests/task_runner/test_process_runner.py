@@ -94,6 +94,7 @@ class Judge(BaseJudge):
 class Unconstructed(Workflow):
     def __init__(self, **fields):
         os._exit(4)
+    async def execute(self, workflow_task, tuner): ...
 """
 
 Scene = Callable[[TaskRunner, SmallProvider], Awaitable[None]]

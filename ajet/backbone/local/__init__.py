@@ -16,10 +16,16 @@ if TYPE_CHECKING:
 
 def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> int:
     """0: trained; 1: there was nothing to train on."""
+    from ajet.backbone.checks import read_tasks
+
+    tasks = read_tasks(config)  # what is wrong with them is said before PyTorch is imported, which takes seconds
+    from ajet.backbone.memory import announce_plan
+
+    announce_plan(config, "local")
     from ajet.backbone.local.loop import LocalRun
     from ajet.backbone.report import show_report
 
-    code = LocalRun(config, experiment, options).run()
+    code = LocalRun(config, experiment, options, tasks).run()
     if code == 0 and not options.json:
         show_report(experiment.path, quiet=options.quiet)
     return code

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
+from ajet.backbone.checks import RunTasks
 from ajet.backbone.episode_metrics import episode_metrics, staleness
 from ajet.backbone.failures import FailureWatch, warn_of
 from ajet.backbone.local.demonstrations import demonstration_batches
@@ -31,7 +32,6 @@ from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, FloatArray, Ledger
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
-from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 from ajet.task_reader.task_reader_base import Curriculum, TaskStream
 from ajet.task_runner.external_episodes import NO_TASK
 from ajet.task_runner.model import build_engine
@@ -63,18 +63,16 @@ BARREN_STEPS = 5
 class LocalRun:
     """One run of the local backbone."""
 
-    def __init__(self, config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> None:
+    def __init__(self, config: Config, experiment: ExperimentFolder, options: LaunchOptions, tasks: RunTasks) -> None:
         self.config = config
         self.experiment = experiment
         self.common = config.ajet.trainer_common
         self.outside = config.ajet.task_runner.wrapper_type == "outside"
-        reader = build_reader(config)
         self.imitates = self.common.algorithm.policy_loss == "sft"
         self.from_file = imitates_a_file(config)
-        self.validation_tasks = [] if self.outside else read_validation_tasks(reader)
-        tasks = [Task(task_id=NO_TASK)] if self.outside else [] if self.from_file else read_training_tasks(reader)
-        self.task_of = {task.task_id: task for task in [*tasks, *self.validation_tasks]}
-        self.tasks = tasks
+        self.validation_tasks = tasks.validation
+        self.tasks = [Task(task_id=NO_TASK)] if self.outside else tasks.training
+        self.task_of = {task.task_id: task for task in [*self.tasks, *self.validation_tasks]}
         self.progress = Progress.create(options.progress_mode())
         self.viewer = options.viewer
         self.recorder = EpisodeRecorder(
@@ -173,7 +171,8 @@ class LocalRun:
             self.progress.phase("load", detail=f"checkpoint {checkpoint.path}")
             self._resume(checkpoint)
         elif self.experiment.resumed and not self.common.val_only:
-            log.info("no checkpoint to resume from: the run begins again, and what it had recorded is dropped")
+            if self.experiment.has_results:
+                log.info("no checkpoint to resume from: the run begins again, and what it had recorded is dropped")
             self.experiment.rewind(BEFORE_THE_FIRST)
             self.recorder.rewind(BEFORE_THE_FIRST)
         if self.common.mini_batch_num == self.common.ppo_epochs == 1 and not self.imitates:

@@ -26,7 +26,6 @@ from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
 from ajet.backbone.ray.payload import DriverInput, RunPayload
 from ajet.backbone.ray.start import (
     ClusterPlace,
-    check_user_classes,
     ray_environment,
     ray_settings,
     serve_as_worker,
@@ -204,7 +203,6 @@ def prepare(
     from ajet.engine.model_source import ModelSource
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 
-    check_user_classes(config)
     common = config.ajet.trainer_common
     reader = build_reader(config)
     tasks, validates = read_training_tasks(reader), bool(read_validation_tasks(reader))

@@ -25,7 +25,6 @@ from ajet.system.services import answers
 
 if TYPE_CHECKING:
     from ajet.backbone import LaunchOptions
-    from ajet.config import Config
 
 FLAG = "--ray-address"
 VARIABLE = "RAY_ADDRESS"
@@ -100,18 +99,6 @@ def planned_machine() -> Machine:
 def on_cpu() -> bool:
     """Whether the environment variable asks for a run without GPUs."""
     return os.environ.get(PLATFORM, "").strip().lower() == "cpu"
-
-
-def check_user_classes(config: Config) -> None:
-    """Import the workflow and the judge: what is wrong with them is said now, not by a worker in a minute."""
-    from ajet.task_judge.base_judge import load_judge
-    from ajet.task_runner.environments import find_environment, find_sandbox, load_workflow
-
-    if config.ajet.task_runner.wrapper_type != "remote":  # the runners have their own
-        load_workflow(config, config.base_dirs)
-    load_judge(config, config.base_dirs)
-    find_environment(config, config.base_dirs)
-    find_sandbox(config, config.base_dirs)
 
 
 @dataclass(frozen=True, slots=True)

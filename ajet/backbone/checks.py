@@ -1,0 +1,147 @@
+"""Checks before a run begins: the user's classes, the tasks, and the model's name and files. No weights are loaded.
+
+`check_start` and `read_tasks` are what a run does first, before PyTorch is imported. `model_problems` is what
+`ajet validate` adds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ajet.backbone.plan import imitates_a_file
+from ajet.engine.model_source import TINY, ModelSource
+from ajet.schema.errors import ConfigError
+from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+
+if TYPE_CHECKING:
+    from ajet.config import Config
+    from ajet.schema.task import Task
+
+KEY = "ajet.model.path"
+
+
+def check_start(config: Config) -> None:
+    """Import the workflow, the judge and the environment, and find the model. Raises a `UserError`."""
+    from ajet.task_judge.base_judge import load_judge
+    from ajet.task_runner.environments import find_environment, find_sandbox, load_workflow
+
+    if has_workflow(config):
+        load_workflow(config, config.base_dirs)
+    load_judge(config, config.base_dirs)
+    find_environment(config, config.base_dirs)
+    find_sandbox(config, config.base_dirs)
+    try:
+        ModelSource.resolve(config.ajet.model.path)
+    except ConfigError as error:
+        raise ConfigError(f"{KEY}: {error}") from error
+
+
+def has_workflow(config: Config) -> bool:
+    """Whether this machine needs the workflow: runners, and programs elsewhere, have their own."""
+    elsewhere = config.ajet.task_runner.wrapper_type in ("remote", "outside")
+    named = config.ajet.rollout.user_workflow is not None or config.ajet.rollout.agent is not None
+    return named or not elsewhere
+
+
+class RunTasks(NamedTuple):
+    """The tasks of a run."""
+
+    training: list[Task]
+    """Empty if recorded conversations are trained, or if programs elsewhere begin the episodes."""
+    validation: list[Task]
+
+
+def read_tasks(config: Config) -> RunTasks:
+    """Read them, unless nothing would use them."""
+    if config.ajet.task_runner.wrapper_type == "outside":
+        return RunTasks([], [])
+    reader = build_reader(config)
+    return RunTasks([] if imitates_a_file(config) else read_training_tasks(reader), read_validation_tasks(reader))
+
+
+def model_problems(config: Config, engine: str) -> Iterator[str]:
+    """What would end a run of this model, as far as its files tell."""
+    path = config.ajet.model.path
+    try:
+        source = ModelSource.resolve(path)
+    except ConfigError as error:
+        yield f"{KEY}: {error}"
+        return
+    folder = source.folder()
+    if folder is None:
+        return  # `unchecked` says so
+    source = replace(source, path=str(folder))
+    try:
+        tokenizer: Any = source.tokenizer()
+    except ConfigError as error:
+        yield f"{KEY}: {error}"
+    else:
+        yield from _tokenizer_problems(path, tokenizer, folder)
+    if engine == "torch" and not path.startswith(TINY):
+        yield from _engine_problems(source)
+    most = _positions(_json(folder / "config.json"))
+    length = config.ajet.rollout.max_model_len
+    if most is not None and length > most:
+        yield (
+            f"ajet.rollout.max_model_len: {length:,} tokens, but {path} was made for {most:,} "
+            f"(max_position_embeddings): write max_model_len: {most}, or less"
+        )
+
+
+def unchecked(config: Config) -> Iterator[str]:
+    """What `model_problems` couldn't look at."""
+    path = config.ajet.model.path
+    try:
+        folder = ModelSource.resolve(path).folder()
+    except ConfigError:
+        return  # a problem, which is said as one
+    if folder is None:
+        yield (
+            f"the model: no files of {path} are in this machine's cache of the hub, so whether it exists, can be "
+            "served, and has a chat template will show when it is loaded"
+        )
+
+
+def _tokenizer_problems(path: str, tokenizer: Any, folder: Path) -> Iterator[str]:
+    if not tokenizer.chat_template:
+        yield (
+            f"{KEY}: the tokenizer of {path} has no chat template, so messages can't become a prompt: choose "
+            "a model tuned for chat, or put its template as chat_template.jinja into the folder"
+        )
+    if tokenizer.eos_token_id is None and not _json(folder / "generation_config.json").get("eos_token_id"):
+        yield (
+            f"{KEY}: nothing says which token ends a reply of {path}, so every reply would run to its "
+            "maximum length: set eos_token in tokenizer_config.json, or eos_token_id in generation_config.json"
+        )
+
+
+def _engine_problems(source: ModelSource) -> Iterator[str]:
+    try:
+        kind = source.with_recurrent_state()
+    except ConfigError as error:
+        yield f"{KEY}: {error}"
+        return
+    if kind is not None:
+        yield (
+            f"{KEY}: the embedded engine can't serve {kind}: some of its layers keep a recurrent state instead of keys "
+            "and values. Use rollout.engine: vllm for this model"
+        )
+
+
+def _positions(settings: dict[str, Any]) -> int | None:
+    """The most positions that a model's config names. None if none, or if its positions are stretched."""
+    text = settings.get("text_config") or settings
+    stretched = text.get("rope_scaling") or {}
+    if stretched.get("factor") and stretched.get("rope_type", stretched.get("type")) != "default":
+        return None
+    most = text.get("max_position_embeddings")
+    return most if isinstance(most, int) else None
+
+
+def _json(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found

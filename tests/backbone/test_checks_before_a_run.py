@@ -1,0 +1,117 @@
+"""What a run and `ajet validate` refuse before PyTorch is imported or weights are loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ajet.cli.main import main
+
+CONF = """\
+ajet:
+  experiment_name: checks
+  model: {path: "tiny:qwen2"}
+  task_reader:
+    type: jsonl_dataset_file
+    jsonl_dataset_file: {training: {file_path: tasks.jsonl}}
+  rollout: {user_workflow: "agents.py->Good", num_repeat: 2}
+  data: {train_batch_size: 1}
+  trainer_common: {total_training_steps: 1}
+"""
+AGENTS = """\
+from ajet import Workflow
+from ajet.task_judge.base_judge import BaseJudge
+from ajet.task_reader.task_reader_base import BaseTaskReader
+
+class Good(Workflow):
+    async def execute(self, workflow_task, tuner): ...
+
+class Other(Workflow):
+    async def run(self, workflow_task, tuner): ...
+
+class Few(Workflow):
+    async def execute(self, task): ...
+
+class Judge(BaseJudge):
+    def judge(self, workflow_task, workflow_output): ...
+
+class Empty(BaseTaskReader):
+    def get_training_tasks(self): return []
+    def get_validation_tasks(self): return []
+
+class Nothing(Empty):
+    def get_training_tasks(self): return None
+"""
+SIGNATURE = "define `async def execute(self, workflow_task, tuner)`"
+MISTAKES = {
+    "no execute": (["rollout.user_workflow=agents.py->Other"], ["Other has no `execute` (it has run)", SIGNATURE]),
+    "arguments": (["rollout.user_workflow=agents.py->Few"], ["Few.execute (line 12) takes (self, task)", SIGNATURE]),
+    "no class": (["rollout.user_workflow=agents.py->Goood"], ["did you mean 'Good'?"]),
+    "no method of a judge": (
+        ["task_judge.judge_type=customized_protocol", "task_judge.judge_protocol=agents.py->Judge"],
+        ["Judge has no `compute_reward` (it has judge)"],
+    ),
+    "no such tiny model": (["model.path=tiny:qwen"], ["ajet.model.path", "qwen2, qwen3, llama"]),
+    "no tasks": (["task_reader.type=agents.py->Empty"], ["Empty.get_training_tasks() returned no tasks"]),
+    "no list of tasks": (["task_reader.type=agents.py->Nothing"], ["should return a list of ajet.Task", "NoneType"]),
+    "an empty file": (["task_reader.jsonl_dataset_file.training.file_path=empty.jsonl"], ["contains no tasks"]),
+    "a number": (
+        ["task_reader.jsonl_dataset_file.training.file_path=number.jsonl"],
+        ["number.jsonl:1: 'query' should be text, found a number"],
+    ),
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(CONF)
+    (tmp_path / "agents.py").write_text(AGENTS)
+    (tmp_path / "tasks.jsonl").write_text('{"query": "two and two?", "answer": "4"}\n')
+    (tmp_path / "number.jsonl").write_text('{"query": 22, "answer": "4"}\n')
+    (tmp_path / "empty.jsonl").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", [["validate"], ["--conf"]], ids=["validate", "a run"])
+@pytest.mark.parametrize(("overrides", "said"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_refused(
+    command: list[str], overrides: list[str], said: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "c.yaml", *overrides]) == 2
+    error = capsys.readouterr().err
+    assert all(part in error for part in said), error
+
+
+@pytest.mark.parametrize("name", ["arguments", "no class", "no tasks", "a number"])
+def test_a_run_refuses_it_before_pytorch_is_imported(name: str, here: Path) -> None:
+    code = (
+        "import sys; from ajet.cli.main import main; code = main(sys.argv[1:]);"
+        "sys.exit(code if 'torch' not in sys.modules else 99)"
+    )
+    overrides, _ = MISTAKES[name]
+    done = subprocess.run([sys.executable, "-c", code, "--conf", "c.yaml", *overrides], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+
+
+def test_a_model_with_recurrent_state_is_refused_for_the_embedded_engine(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    (here / "hybrid").mkdir()
+    settings = {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "vocab_size": 100, **layers}
+    (here / "hybrid" / "config.json").write_text(json.dumps(settings))
+    assert main(["validate", "c.yaml", "model.path=hybrid"]) == 2
+    error = capsys.readouterr().err
+    assert "can't serve Qwen3_5ForCausalLM" in error and "rollout.engine: vllm" in error
+    assert main(["validate", "c.yaml", "model.path=hybrid", "--backbone=verl"]) == 2
+    assert "can't serve" not in capsys.readouterr().err
+
+
+def test_validate_says_what_it_did_not_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "c.yaml", "model.path=somebody/some-model"]) == 0
+    assert "unchecked  the model: no files of somebody/some-model" in capsys.readouterr().out
