@@ -216,6 +216,7 @@ EPISODE_RULES = (
             a.rollout.environment is not None
             and a.rollout.environment.source is None
             and a.rollout.environment.url is None
+            and a.task_reader.type != "env_service"
         ),
         "has neither a `source` (or `class`) nor a `url`",
         "name one place, for example `environment: gymnasium:CartPole-v1`",

@@ -155,7 +155,8 @@ class EnvironmentConfig(Section):
     """A class of yours (`module.path->Class` or `path/file.py->Class`), or `gymnasium:ID`. May also be written
     `class`."""
     url: str | None = None
-    """Where a server of environments answers, in place of `source`."""
+    """Where a server of environments answers, in place of `source`. With neither, it is the service that the tasks come
+    from, if they come from one (`task_reader.type: env_service`)."""
     protocol: ProtocolName = "env_service"
     """What the server at `url` speaks: AgentJet's own protocol, or OpenEnv's (needs the package openenv-core)."""
     env_type: str = "default"

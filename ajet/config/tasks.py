@@ -240,8 +240,8 @@ class TaskReaderConfig(Section):
     random_dummy: RandomDummyConfig = RandomDummyConfig()
     """Made-up tasks, to try a workflow without data."""
     env_service: EnvServiceConfig = EnvServiceConfig()
-    """Tasks from an environment service. The service is also the episodes' environment, unless `rollout.environment` is
-    given."""
+    """Tasks from an environment service. The service is also the episodes' environment, unless `rollout.environment`
+    names another."""
     data_generation: DataGenerationConfig = DataGenerationConfig()
     """Tasks written by a model from documents."""
     tracing: TracingConfig = TracingConfig()

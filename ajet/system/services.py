@@ -105,7 +105,10 @@ def _of_flag(name: str, config: Config) -> Service:
 def _environment_url(config: Config) -> str | None:
     """Where the run expects its environments, if that is on this machine."""
     world, reader = config.ajet.rollout.environment, config.ajet.task_reader
-    url = world.url if world is not None else reader.env_service.env_url if reader.type == "env_service" else None
+    if world is not None and (world.source is not None or world.url is not None):
+        url = world.url
+    else:
+        url = reader.env_service.env_url if reader.type == "env_service" else None
     return url if url and is_loopback(urlsplit(url).hostname or "") else None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config import Config
+from ajet.config.rollout import EnvironmentConfig
 from ajet.environment.environment import (
     EnvironmentSettings,
     EnvironmentSource,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SERVICE_KEY = "ajet.task_reader.env_service.env_url"
 UNASKED = ("", "[not defined]")
 """The placeholder query of a task that only the environment knows."""
 ENDING_S = 2.5
@@ -36,16 +38,18 @@ ENDING_S = 2.5
 
 def environment_settings(config: Config) -> EnvironmentSettings | None:
     """The environment that the config names: `rollout.environment`, or else the service that the tasks come from."""
-    world = config.ajet.rollout.environment
-    if world is not None:
+    world, reader = config.ajet.rollout.environment or EnvironmentConfig(), config.ajet.task_reader
+    if world.source is not None or world.url is not None:
         return EnvironmentSettings(
             world.source, world.url, world.protocol, world.env_type, world.api_key, dict(world.options), world.timeout
         )
-    if config.ajet.task_reader.type == "env_service":
-        service = config.ajet.task_reader.env_service
-        key = "ajet.task_reader.env_service.env_url"
-        env_type = service.env_type or "default"
-        return EnvironmentSettings(url=service.env_url, env_type=env_type, api_key=service.api_key, key=key)
+    if reader.type == "env_service":
+        service = reader.env_service
+        env_type = world.env_type if world.env_type != "default" else service.env_type or "default"
+        api_key = world.api_key or service.api_key
+        return EnvironmentSettings(
+            None, service.env_url, world.protocol, env_type, api_key, dict(world.options), world.timeout, SERVICE_KEY
+        )
     return None
 
 
