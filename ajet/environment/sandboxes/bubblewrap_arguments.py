@@ -65,13 +65,19 @@ def probe() -> str:
         )
     # As root in a user namespace, commands would own what root owns, /proc/sys for one: there is no such mode.
     mode = "root" if os.geteuid() == 0 else "user"
-    tried = subprocess.run(
-        [program, *_namespaces(mode, network=False), "--ro-bind", "/", "/", "--proc", "/proc", "/bin/true"],
-        capture_output=True,
-        timeout=PROBE_S,
-        check=False,
-        env={},
-    )
+    try:
+        tried = subprocess.run(
+            [program, *_namespaces(mode, network=False), "--ro-bind", "/", "/", "--proc", "/proc", "/bin/true"],
+            capture_output=True,
+            timeout=PROBE_S,
+            check=False,
+            env={},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxError(
+            f"sandbox kind bubblewrap: {program} can't be used: {error}. Try `{program} --ro-bind / / true`, or choose "
+            "docker or podman"
+        ) from None
     if tried.returncode == 0:
         return mode
     said = tried.stderr.decode(errors="replace").strip()

@@ -192,23 +192,24 @@ class ContainerSandbox:
         (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = os.pipe(), os.pipe(), os.pipe()
         stdout, stderr = Output(ours_out, limit, on_output), Output(ours_err, limit, on_output)
         variables = [part for name, value in env.items() for part in ("--env", f"{name}={value}")]
+        user = _user(self.settings)
+        enter = ["exec", "--interactive", "--user", user, *variables, self._name, *line]
         try:
             process = await asyncio.create_subprocess_exec(
-                *(
-                    *_command(self.settings),
-                    "exec",
-                    "--interactive",
-                    "--user",
-                    _user(self.settings),
-                    *variables,
-                    self._name,
-                    *line,
-                ),
+                *_command(self.settings),
+                *enter,
                 stdin=theirs_in,
                 stdout=theirs_out,
                 stderr=theirs_err,
                 start_new_session=True,
             )
+        except BaseException as error:
+            os.close(ours_in)
+            stdout.close()
+            stderr.close()
+            if isinstance(error, OSError):
+                raise SandboxError(f"{self._program} exec can't be started: {error}") from None
+            raise
         finally:
             for descriptor in (theirs_in, theirs_out, theirs_err):
                 os.close(descriptor)

@@ -20,6 +20,8 @@ CHUNK = 1 << 16
 OPEN_PORTS = 1024
 """Below it, only root may listen; then another port is used inside."""
 OTHER_PORT = 8080
+ENTER_S = 30.0
+"""How long it may take to enter a container's network."""
 
 
 class Forwarder:
@@ -91,9 +93,11 @@ def listen_inside(process: int, port: int) -> socket.socket:
     namespaces = ["--net"] if os.geteuid() == 0 else ["--user", "--preserve-credentials", "--net"]
     line = ["nsenter", "--target", str(process), *namespaces, "--", sys.executable, "-I", "-S", "-c", _LISTEN]
     with ours, theirs:
-        done = subprocess.run(
-            [*line, str(port), str(theirs.fileno())], pass_fds=[theirs.fileno()], capture_output=True, check=False
-        )
+        line += [str(port), str(theirs.fileno())]
+        try:
+            done = subprocess.run(line, pass_fds=[theirs.fileno()], capture_output=True, check=False, timeout=ENTER_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SandboxError(f"network: gateway: the container's network can't be entered: {error}") from None
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip()[-300:]
             raise SandboxError(f"network: gateway: the container's network can't be entered: {said}")

@@ -22,7 +22,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ajet
-from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, bubblewrap, open_sandbox
+from ajet.environment.sandboxes import (
+    Sandbox,
+    SandboxError,
+    SandboxSettings,
+    bubblewrap,
+    bubblewrap_arguments,
+    open_sandbox,
+)
 from ajet.environment.sandboxes.cgroups import Cgroup, _parents, sweep
 from ajet.environment.sandboxes.sandbox import Input
 from support.bubblewrap_here import needs_bubblewrap
@@ -419,6 +426,13 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho no permission to make namespaces >&2\nexit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
     with pytest.raises(SandboxError, match="this machine refuses it: no permission to make namespaces"):
+        within(lambda sandbox: sandbox.exec("true"))
+    monkeypatch.setattr(bubblewrap_arguments, "PROBE_S", 0.05)
+    (tmp_path / "bwrap").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    with pytest.raises(SandboxError, match=r"bwrap can't be used: .*timed out"):
+        within(lambda sandbox: sandbox.exec("true"))
+    (tmp_path / "bwrap").write_text("#!/no/shell\n")
+    with pytest.raises(SandboxError, match=r"bwrap can't be used: .*No such file"):
         within(lambda sandbox: sandbox.exec("true"))
     bubblewrap.probe.cache_clear()
 

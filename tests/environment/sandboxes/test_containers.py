@@ -17,7 +17,7 @@ import pytest
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
-from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
+from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, check_sandbox, forwarder, open_sandbox
 from ajet.environment.sandboxes.cgroups import container_profile
 from ajet.environment.sandboxes.container import sweep
 from ajet.schema.task import Task
@@ -214,6 +214,41 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         check_sandbox(SandboxSettings(kind="podman", image="x"))
     with pytest.raises(SandboxError, match="kubernetes needs an image"):
         check_sandbox(SandboxSettings(kind="kubernetes"))
+
+
+def test_a_program_that_vanishes_is_said_and_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program = tmp_path / "podman"
+    program.write_text('#!/bin/sh\n[ "$2" = --interactive ] || exit 0\necho ready\nexec cat >/dev/null\n')
+    program.chmod(0o755)
+
+    async def main() -> None:
+        async with open_sandbox(SandboxSettings(kind="podman", image="x")) as sandbox:
+            monkeypatch.setenv("PATH", str(tmp_path))
+            program.unlink()
+            with pytest.raises(SandboxError, match=r"podman exec can't be started: .*No such file"):
+                await sandbox.exec("true")
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(20):
+                with pytest.raises(SandboxError):
+                    await sandbox.exec("true")
+            assert len(os.listdir("/proc/self/fd")) <= before
+
+    asyncio.run(main())
+
+
+def test_a_network_that_cant_be_entered_in_time_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "nsenter").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "nsenter").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(forwarder, "ENTER_S", 0.05)
+    with pytest.raises(SandboxError, match=r"network can't be entered: .*timed out"):
+        forwarder.listen_inside(os.getpid(), 8080)
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    with pytest.raises(SandboxError, match=r"network can't be entered: .*No such file"):
+        forwarder.listen_inside(os.getpid(), 8080)
 
 
 def test_the_filter_is_bubblewraps() -> None:
