@@ -1,7 +1,8 @@
 """What a run says and does about steps that went wrong.
 
-`FailureWatch` looks at failed episodes: a judge that keeps failing ends the run, and so does a workflow that never asks
-the tuned model; dropped episodes are allowed, but they select what is trained, which the log says. `GapWatch` warns of
+`FailureWatch` looks at failed episodes: a judge that keeps failing ends the run, and so do an environment or a helper
+model that is down, and a workflow that never asks the tuned model; dropped episodes are allowed, but they select what
+is trained, which the log says. `GapWatch` warns of
 a trainer that doesn't compute what the engine sampled.
 """
 
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ajet.backbone.episode_metrics import played, without_calls
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
-from ajet.schema.errors import JudgeFailedError, NoModelCallError
+from ajet.schema.errors import JudgeFailedError, NoModelCallError, ServiceFailedError
+from ajet.task_judge.helper import HelperError
 from ajet.task_runner.endings import dropped_by
 from ajet.task_runner.environments import load_workflow
 
@@ -161,6 +163,7 @@ class FailureWatch:
         """`trains`: whether it is the model that is tuned. Then dropped episodes select what is trained, and episodes
         without a model call teach nothing."""
         self._max_error_share = config.ajet.task_judge.max_error_share
+        self._helper = config.ajet.helper.base_url
         self._calls = ModelCallWatch(config) if trains else None
         self._warned = not trains
 
@@ -169,25 +172,44 @@ class FailureWatch:
         self.look_at(when, [episode for group in groups for episode in (*group.episodes, *group.failed)])
 
     def look_at(self, when: str, episodes: Sequence[Episode]) -> None:
-        """Raise `JudgeFailedError` if the judge failed too often, and `NoModelCallError` if no model call was recorded;
-        warn once if many episodes were dropped.
+        """Raise `JudgeFailedError` if the judge failed too often, `ServiceFailedError` if the environment or the helper
+        failed every time, and `NoModelCallError` if no model call was recorded; warn once if many episodes were
+        dropped.
 
         `when`: the step or validation, as a noun.
         """
         counted = played(episodes)
+        self._end_without_services(when, counted)
         self._warn_of_drops(when, counted)
         if self._calls is not None:
             self._calls.look_at(when, counted)
         unjudged = [episode for episode in counted if episode.status is EpisodeStatus.JUDGE_ERROR]
         if not unjudged or len(unjudged) <= self._max_error_share * len(counted):
             return
-        failure = unjudged[-1].failure
-        shown = "" if failure is None else f"{failure.kind}: {failure.message}\n{failure.traceback}".rstrip()
         raise JudgeFailedError(
             f"the judge failed in {len(unjudged)} of {len(counted)} episodes of {when}, more than "
             f"ajet.task_judge.max_error_share ({self._max_error_share:g}) allows. Their groups can't be trained, and "
-            f"what is left is no fair sample. The last failure was {shown}"
+            f"what is left is no fair sample. The traceback is in run.log. The last failure was {_last(unjudged)}"
         )
+
+    def _end_without_services(self, when: str, counted: Sequence[Episode]) -> None:
+        """A service that is down fails every episode, and training can't repair it: each further step only waits."""
+        for down, what, key in (
+            (_without_environment, "the environment", "ajet.rollout.environment"),
+            (self._without_helper, "the helper model", "ajet.helper"),
+        ):
+            if counted and all(map(down, counted)):
+                raise ServiceFailedError(
+                    f"{what} failed in all {len(counted)} episodes of {when}: see that it is up and that {key} names "
+                    "it. The run can then be started again, and continues from its last checkpoint. The last failure "
+                    f"was {_last(counted)}"
+                )
+
+    def _without_helper(self, episode: Episode) -> bool:
+        if episode.failure is None:
+            return False
+        at = self._helper is not None and self._helper in episode.failure.message
+        return at or episode.failure.kind == HelperError.__name__
 
     def _warn_of_drops(self, when: str, counted: Sequence[Episode]) -> None:
         dropped = [(key, episode) for episode in counted if (key := dropped_by(episode)) is not None]
@@ -207,6 +229,15 @@ class FailureWatch:
             kind,
             key,
         )
+
+
+def _without_environment(episode: Episode) -> bool:
+    return episode.status is EpisodeStatus.ENVIRONMENT_ERROR
+
+
+def _last(failed: Sequence[Episode]) -> str:
+    failure = failed[-1].failure
+    return "unknown" if failure is None else failure.in_short
 
 
 GAP = 0.01

@@ -43,30 +43,52 @@ def exit_code(folder: Path, after: int) -> int:
     return 0
 
 
+CUT_SHORT = {
+    "outcome/length": "had a reply cut at its maximum length: raise ajet.rollout.max_response_length_in_one_turn",
+    "outcome/overflow": "had a prompt too long for ajet.rollout.max_model_len: raise it",
+    "outcome/max_steps": "used up ajet.rollout.multi_turn.max_steps: raise it",
+    "outcome/abnormal": "had a reply that ajet.rollout.compute_madness_checklist refused: for random weights, set it "
+    "to []",
+    "episode/without_calls": "made no recorded model call: use the tuner's client",
+}
+"""What may have gone wrong in episodes, by metric, and what to change."""
+
+
 def why_nothing_trained(folder: Path, after: int, tally: FailureTally | None = None) -> str:
-    """What the steps after `after` lacked, from their metrics and, if it is known, from why episodes failed."""
+    """What the steps after `after` lacked, from their metrics and, if it is known, from why episodes failed.
+
+    Rewards are to blame only if most episodes went well: one that was cut short gets what `failure_reward` says.
+    """
     steps = [step for step in read_metrics(folder / "metrics.jsonl") if step["step"] > after]
-    count = int(sum(step.get("episode/count", 0) for step in steps))
-    failed = count - int(sum(step.get("episode/usable", 0) for step in steps))
+
+    def total(name: str) -> int:
+        return int(sum(step.get(name, 0) for step in steps))
+
+    count = total("episode/count")
+    failures = _failures(steps)
+    failed = failures.total()
     lines = [NOTHING_TRAINED]
     if failed:
-        lines.append(f"{failed} of {count} episodes failed, and have no reward:")
-        lines += [f"  {line}" for line in (_failures(steps) if tally is None else tally.lines())]
+        told = [f"{many} × {kind}" for kind, many in failures.most_common(3)] if tally is None else tally.lines()
+        lines += [f"{failed} of {count} episodes failed:", *(f"  {line}" for line in told)]
+    cut_short = Counter({name: total(name) for name in CUT_SHORT})
+    lines += [f"{many} of {count} episodes {CUT_SHORT[name]}" for name, many in cut_short.most_common() if many]
     low = [step["return/min"] for step in steps if "return/min" in step]
     high = [step["return/max"] for step in steps if "return/max" in step]
-    if failed < count and low:
+    if 2 * max(failed, *cut_short.values()) <= count and low:
         same = f"every episode earned {low[0]:g}" if min(low) == max(high) else "returns differ between tasks only"
         lines.append(f"{same}: look at how the reward is computed, and choose tasks that the model sometimes solves")
     return "\n    ".join([*lines, f"look at the episodes: ajet view {folder}"])
 
 
-def _failures(steps: list[dict[str, Any]]) -> list[str]:
+def _failures(steps: list[dict[str, Any]]) -> Counter[str]:
+    """How many episodes failed, by kind. Those that were stopped because of others are not counted."""
     kinds: Counter[str] = Counter()
     for step in steps:
         for name, value in step.items():
-            if name.startswith("failure/"):
+            if name.startswith("failure/") and name != "failure/EpisodeCancelled":
                 kinds[name.removeprefix("failure/")] += int(value)
-    return [f"{count} × {kind}" for kind, count in kinds.most_common(3)]
+    return kinds
 
 
 def trained_nothing(folder: Path, after: int) -> bool:

@@ -403,8 +403,8 @@ class ContextTracker:
         if tokens >= limit:
             self._outcomes.add(Outcome.OVERFLOW)
             raise ContextOverflowError(
-                f"This model's maximum context length is {limit} tokens. However, your messages resulted in {tokens} "
-                "tokens. Please reduce the length of the messages."
+                f"This model's maximum context length is {limit} tokens (ajet.rollout.max_model_len). However, your "
+                f"messages resulted in {tokens} tokens. Please reduce the length of the messages."
             )
 
     def _clip(self, sampling: Sampling, prompt_tokens: int) -> Sampling:
@@ -433,7 +433,10 @@ class ContextTracker:
         self._outcomes.add(Outcome.ABNORMAL)
         if self.settings.terminate_on_abnormal:
             self._abnormal = found
-            raise AbnormalOutputError(f"the model's reply failed a check of compute_madness_checklist: {found}")
+            raise AbnormalOutputError(
+                f"the model's reply failed a check of compute_madness_checklist: {found} (random weights write such "
+                "replies: for them, set ajet.rollout.compute_madness_checklist: [])"
+            )
 
     def _in_flight(self, call_id: str) -> CallRecord:
         record = self._by_id.get(call_id)

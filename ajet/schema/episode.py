@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.schema.chat import FinishReason, Message, Sampling, Tool
-from ajet.schema.errors import user_line
+from ajet.schema.errors import at_user_line, user_line
 from ajet.schema.span import Span
 
 IntArray = NDArray[np.int32]
@@ -288,8 +288,7 @@ class Failure:
     def in_short(self) -> str:
         """One line: kind, message and place."""
         message = self.message.strip().partition("\n")[0]
-        place = f", at {self.place}" if self.place else ""
-        return f"{self.kind}: {message}{place}"
+        return f"{self.kind}: {message}{at_user_line(self.traceback)}"
 
 
 @dataclass(slots=True)

@@ -65,6 +65,10 @@ class JudgeFailedError(UserError):
     """The judge failed in more than `task_judge.max_error_share` of a step's episodes. Shows the last failure."""
 
 
+class ServiceFailedError(UserError):
+    """The environment or the helper model failed in every episode of a step. Shows the last failure."""
+
+
 class NoModelCallError(UserError):
     """Episodes succeeded without a recorded model call. Names the line that creates a client other than the tuner's."""
 
@@ -189,6 +193,12 @@ def user_line(traceback: str) -> str:
         if frame is not None and _is_the_users(frame["file"]):
             return f"{_shown(frame['file'])}:{frame['line']} in {frame['function']}"
     return ""
+
+
+def at_user_line(traceback: str) -> str:
+    """`, at agent.py:17 in execute`, to end a sentence with. Empty if there is no line of the user's code."""
+    line = user_line(traceback)
+    return f", at {line}" if line else ""
 
 
 def condensed(traceback: str) -> str:

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ajet.environment.environment import EnvironmentSource
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxSettings
+from ajet.observe.logs import TRACEBACK
 from ajet.schema.episode import EnvironmentRecord
-from ajet.schema.errors import LostThreadsError, WorkflowFault
+from ajet.schema.errors import LostThreadsError, WorkflowFault, at_user_line, condensed
 from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import (
@@ -140,7 +141,9 @@ class _AttemptInThread:
         return None if self._leased is None else self._leased.record
 
     async def result(self) -> WorkflowResult:
-        return await asyncio.shield(asyncio.wrap_future(self._thread.result))
+        result = asyncio.wrap_future(self._thread.result)
+        result.add_done_callback(_retrieved)
+        return await asyncio.shield(result)
 
     async def where(self) -> str:
         return self._thread.stack()
@@ -152,6 +155,12 @@ class _AttemptInThread:
         if self._sandbox is not None and not self._thread.result.done():
             self._endings.end(self._sandbox.kill)
         self._threads.release(self._thread)
+
+
+def _retrieved(result: asyncio.Future[Any]) -> None:
+    """Once an episode has been stopped, nobody asks how its thread ended, and asyncio would complain of each."""
+    if not result.cancelled():
+        result.exception()
 
 
 class EpisodeThread(Generic[T]):
@@ -264,7 +273,7 @@ class EpisodeThreads:
             raise LostThreadsError(
                 f"{len(lost)} workflow threads hang (ajet.task_runner.max_lost_threads: {self._max_lost}). Set "
                 "ajet.task_runner.wrapper_type: multi-processing, which runs each workflow in a process that can be "
-                f"killed, or find out why they hang. The last one is here:\n{lost[-1].stack()}"
+                f"killed, or find out why they hang. The last one is here:\n{condensed(lost[-1].stack())}"
             )
         self._started += 1
         thread = EpisodeThread(work, f"ajet-episode-{self._started}")
@@ -309,11 +318,11 @@ class EpisodeThreads:
 
     def _interrupt_late(self, thread: EpisodeThread[Any]) -> None:
         if thread.alive:
+            stack = thread.stack()
             log.warning(
-                "%s is still running %.0f s after its episode ended; interrupting it. It is here:\n%s",
-                thread.name,
-                self._grace_s,
-                thread.stack(),
+                "%s is still running %.0f s after its episode ended; interrupting it%s",
+                *(thread.name, self._grace_s, at_user_line(stack)),
+                extra={TRACEBACK: stack},
             )
             self._interrupt_again(thread)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbone.report import trained_nothing
+from ajet.backbone.report import trained_nothing, why_nothing_trained
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,28 @@ def test_only_the_steps_of_this_run_count(tmp_path: Path, trained: list[int], af
     lines += [{"step": step, "time": 0.0, "credit/episodes_trained": float(n)} for step, n in enumerate(trained, 1)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert trained_nothing(tmp_path, after) is nothing
+
+
+WELL = {"episode/count": 16.0, "return/min": 0.0, "return/max": 0.0, "episode/without_calls": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said", "blames_the_reward"),
+    [
+        ({}, "every episode earned 0", True),
+        ({"outcome/length": 3.0}, "3 of 16 episodes had a reply cut", True),
+        ({"outcome/length": 12.0}, "max_response_length_in_one_turn", False),
+        ({"outcome/overflow": 16.0, "failure/BadRequestError": 16.0}, "ajet.rollout.max_model_len", False),
+        ({"outcome/abnormal": 16.0}, "compute_madness_checklist", False),
+        ({"episode/without_calls": 9.0}, "9 of 16 episodes made no recorded model call", False),
+        ({"failure/KeyError": 9.0}, "9 × KeyError", False),
+        ({"failure/EpisodeCancelled": 9.0}, "every episode earned 0", True),
+    ],
+)
+def test_rewards_are_blamed_only_if_most_episodes_went_well(
+    tmp_path: Path, metrics: dict[str, float], said: str, blames_the_reward: bool
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "time": 0.0, **WELL, **metrics}) + "\n")
+    why = why_nothing_trained(tmp_path, 0)
+    assert said in why
+    assert ("look at how the reward is computed" in why) is blames_the_reward

@@ -7,7 +7,7 @@ import pytest
 from ajet.backbone.failures import FailureWatch, GapWatch, warn_of
 from ajet.config import Config
 from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeStatus, Failure, Ledger
-from ajet.schema.errors import JudgeFailedError
+from ajet.schema.errors import JudgeFailedError, ServiceFailedError
 
 
 def episodes(status: EpisodeStatus, count: int, failure: Failure | None = None) -> list[Episode]:
@@ -29,8 +29,25 @@ def test_a_judge_may_fail_now_and_then() -> None:
     watch = FailureWatch(CONFIG)
     watch.look_at("step 1", [*well(8), *episodes(EpisodeStatus.JUDGE_ERROR, 2, UNJUDGED)])
     watch.look_at("step 2", [])
-    with pytest.raises(JudgeFailedError, match=r"(?s)in 3 of 10 episodes of step 3.*OSError: no answers\nTraceback"):
+    with pytest.raises(JudgeFailedError, match=r"(?s)in 3 of 10 episodes of step 3.*was OSError: no answers$"):
         watch.look_at("step 3", [*well(7), *episodes(EpisodeStatus.JUDGE_ERROR, 3, UNJUDGED)])
+
+
+REFUSED = Failure("APIConnectionError", "Connection error. (http://127.0.0.1:9/v1/chat/completions)")
+
+
+def test_an_environment_or_a_helper_that_is_down_ends_the_run_after_its_first_step() -> None:
+    config = Config.model_validate({"ajet": {"helper": {"base_url": "http://127.0.0.1:9/v1", "model": "m"}}})
+    gone = episodes(EpisodeStatus.ENVIRONMENT_ERROR, 4, Failure("EnvironmentUnavailableError", "connection refused"))
+    FailureWatch(config).look_at("step 1", [*well(1), *gone])
+    with pytest.raises(
+        ServiceFailedError, match=r"environment failed in all 4 episodes of step 1.*connection refused$"
+    ):
+        FailureWatch(config).look_at("step 1", gone)
+    unhelped = episodes(EpisodeStatus.WORKFLOW_ERROR, 4, REFUSED)
+    with pytest.raises(ServiceFailedError, match=r"helper model failed in all 4 .* ajet\.helper .*Connection error"):
+        FailureWatch(config).look_at("step 1", unhelped)
+    FailureWatch(CONFIG).look_at("step 1", unhelped)
 
 
 def test_many_drops_are_said_once_with_the_key(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from ajet.engine.base import Engine
-from ajet.engine.model_source import ModelSource
+from ajet.engine.model_source import LOADING, ModelSource
 from ajet.engine.torch.commands import TorchEngineSettings
-from ajet.engine.torch.engine import TorchEngine
+from ajet.engine.torch.engine import JOIN_SECONDS, TorchEngine
 from ajet.schema.chat import GenerateRequest, Sampling, TokenChunk
 from ajet.schema.errors import (
     ConfigError,
@@ -47,6 +47,16 @@ def test_it_is_an_engine(engine: TorchEngine) -> None:
     assert isinstance(engine, Engine)
     assert engine.capabilities.exact_tokens
     assert engine.capabilities.max_model_len == 256
+
+
+def test_closing_does_not_wait_for_a_model_that_is_still_loading() -> None:
+    async def close_at_once() -> None:
+        with LOADING:
+            engine = TorchEngine(SOURCE, TorchEngineSettings(max_model_len=256, max_num_seqs=16))
+            async with asyncio.timeout(JOIN_SECONDS / 2):
+                await engine.aclose()
+
+    asyncio.run(close_at_once())
 
 
 def test_a_seed_gives_the_same_reply_alone_and_in_a_crowd(engine: TorchEngine) -> None:

@@ -6,11 +6,17 @@ import asyncio
 import gc
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ajet.task_runner.threads import EpisodeThreads
+from ajet.observe.logs import TRACEBACK
+from ajet.task_runner.attempt import WorkflowResult
+from ajet.task_runner.environments import EnvironmentEndings
+from ajet.task_runner.threads import EpisodeThreads, _AttemptInThread
 
 
 @pytest.mark.slow
@@ -35,6 +41,60 @@ def test_what_lives_after_the_first_episode_is_left_alone_by_later_collections(m
 
     asyncio.run(two_runs())
     assert frozen == [1]
+
+
+def test_a_thread_that_fails_after_its_episode_was_stopped_is_no_complaint(caplog: pytest.LogCaptureFixture) -> None:
+    async def stopped() -> None:
+        threads = EpisodeThreads(0)
+        go_on = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        async def fail() -> WorkflowResult:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(go_on.wait(), loop))
+            raise KeyError("late")
+
+        thread = threads.start(fail)
+        waiting = asyncio.create_task(_AttemptInThread(thread, threads, None, None, EnvironmentEndings()).result())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        ended = asyncio.wrap_future(thread.result)
+        go_on.set()
+        await asyncio.wait([ended])
+        assert isinstance(ended.exception(), KeyError)
+
+    asyncio.run(stopped())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+def test_a_hanging_thread_is_one_line_on_the_terminal_and_its_stack_is_in_the_log(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    workflow = tmp_path / "agent.py"
+    workflow.write_text("def hang(release):\n    release.wait()\n", encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(compile(workflow.read_text(encoding="utf-8"), str(workflow), "exec"), names)  # noqa: S102
+    release = threading.Event()
+
+    async def hang() -> None:
+        names["hang"](release)
+
+    async def outlive() -> None:
+        threads = EpisodeThreads(10, grace_s=0.0)
+        thread = threads.start(hang)
+        while "release.wait" not in thread.stack() and "in hang" not in thread.stack():
+            await asyncio.sleep(0.01)
+        threads.release(thread)
+        while not caplog.records:
+            await asyncio.sleep(0.01)
+        release.set()
+        await asyncio.wait([asyncio.wrap_future(thread.result)])
+
+    asyncio.run(outlive())
+    warning = caplog.records[0]
+    assert warning.getMessage().endswith(f"interrupting it, at {workflow}:2 in hang")
+    assert "threading.py" in getattr(warning, TRACEBACK)
 
 
 async def work() -> int:

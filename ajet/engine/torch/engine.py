@@ -130,7 +130,8 @@ class TorchEngine:
 
     async def aclose(self) -> None:
         self._inbox.put(Close())
-        await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
+        if self._loaded.done():  # loading can't be interrupted: the thread ends after it, or with the interpreter
+            await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
         if self._dead is None:
             self._dead = EngineError("the engine is closed")
 
