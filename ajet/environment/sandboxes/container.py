@@ -73,15 +73,20 @@ class ContainerSandbox:
                 f"sandbox image: {kind} has no image {settings.image!r} on this machine: {kind} pull {settings.image}"
             ) from None
         user = _user(settings)
+        as_user = ["--rm", "--pull", "never", "--network", "none", "--cap-drop", "ALL", "--user", user]
+        line = ["run", *as_user, *_ulimits(settings), *_folders(settings), "--entrypoint", "/bin/sh", settings.image]
         try:
-            as_user = ["--rm", "--pull", "never", "--network", "none", "--cap-drop", "ALL", "--user", user]
-            shell = ["--entrypoint", "/bin/sh", settings.image, "-c", "true"]
-            _answer(settings, ["run", *as_user, *_ulimits(settings), *shell])
+            said = _answer(settings, [*line, "-c", f"test -w {WORKSPACE} || echo closed"])
         except SandboxError as error:
             raise SandboxError(
                 f"sandbox image: in a container of {settings.image!r}, the user {user} can't run /bin/sh: {error}\n"
                 "    check the permissions of the image's folders, or name another user: options: {user: …}"
             ) from None
+        if said == "closed":
+            raise SandboxError(
+                f"sandbox image: {settings.image!r} has a folder {WORKSPACE} in which the user {user} can't write\n"
+                f"    remove it from the image, or `RUN chmod 777 {WORKSPACE}`, or name its owner: options: {{user: …}}"
+            )
 
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
         self.settings = settings
@@ -311,8 +316,7 @@ def run_arguments(settings: SandboxSettings, name: str, profile: str) -> list[st
         *(["--http-proxy=false", "--read-only-tmpfs=false"] if settings.kind == "podman" else []),
         *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--read-only", "--user", "0:0"),
         *("--security-opt", f"seccomp={profile}"),
-        *("--tmpfs", f"{WORKSPACE}:rw,exec,size={settings.disk_mb}m,mode=0777"),
-        *("--tmpfs", f"/tmp:rw,exec,size={settings.disk_mb}m,mode=1777"),
+        *_folders(settings),
         *("--memory", memory, "--memory-swap", memory, "--cpus", str(settings.cpus)),
         *("--pids-limit", str(settings.processes + 8)),
         *_ulimits(settings),
@@ -320,6 +324,12 @@ def run_arguments(settings: SandboxSettings, name: str, profile: str) -> list[st
         *(part for key, value in variables.items() for part in ("--env", f"{key}={value}")),
         *("--entrypoint", "/bin/sh", str(settings.image), "-c", _FIRST),
     ]
+
+
+def _folders(settings: SandboxSettings) -> list[str]:
+    """Where files can be written. A folder of that name in the image lends its owner and mode to the one in memory."""
+    workspace = f"{WORKSPACE}:rw,exec,size={settings.disk_mb}m,mode=0777"
+    return ["--tmpfs", workspace, "--tmpfs", f"/tmp:rw,exec,size={settings.disk_mb}m,mode=1777"]
 
 
 def _ulimits(settings: SandboxSettings) -> list[str]:

@@ -118,6 +118,25 @@ def test_an_image_that_a_user_cannot_use_is_refused(kind: str, tmp_path: Path) -
     check_sandbox(settings_of(kind))
 
 
+def test_an_image_whose_workspace_cannot_be_written_is_refused(kind: str, tmp_path: Path) -> None:
+    image = "ajet-test:owned" if kind == "docker" else "localhost/ajet-test:owned"
+    for folder in (tmp_path / "root", tmp_path / "root" / "bin", tmp_path / "root" / "workspace"):
+        folder.mkdir(mode=0o755)
+    shutil.copy(shutil.which("busybox") or "", tmp_path / "root/bin/sh")
+
+    def import_image() -> None:
+        packed = subprocess.run(["tar", "-C", str(tmp_path / "root"), "-cf", "-", "."], capture_output=True, check=True)
+        subprocess.run([kind, "import", "-", image], input=packed.stdout, capture_output=True, check=True)
+
+    import_image()
+    settings = dataclasses.replace(settings_of(kind), image=image)
+    with pytest.raises(SandboxError, match=r"has a folder /workspace in which the user 1000:1000 can't write\n.*chmod"):
+        check_sandbox(settings)
+    (tmp_path / "root" / "workspace").chmod(0o777)
+    import_image()
+    check_sandbox(settings)
+
+
 def test_only_the_gateway_is_reached(kind: str) -> None:
     if shutil.which("nsenter") is None:
         pytest.skip("needs nsenter")
