@@ -127,10 +127,20 @@ class _OpenEditor:
         if not given.strip() or "\0" in given:
             raise EditError("path: name a file")
         if self._root is not None:
-            real = (await self._sandbox.exec(["realpath", "-m", "--", path])).stdout.decode("utf-8", "replace").strip()
+            real = await self._real(path)
             if not (real == self._root or real.startswith(self._root.rstrip("/") + "/")):
                 raise EditError(f"{given}: only files below {self._root} may be touched")
         return path
+
+    async def _real(self, path: str) -> str:
+        """Where a path leads, also if it or its folders don't exist yet."""
+        result = await self._sandbox.exec(["readlink", "-f", "--", path])
+        if result.exit_code == 0:
+            return result.stdout.decode("utf-8", "replace").removesuffix("\n")
+        if path == "/" or (await self._sandbox.exec(["test", "-L", path])).exit_code == 0:
+            raise EditError(f"{path} leads to no file")
+        folder, name = posixpath.split(path)
+        return posixpath.join(await self._real(folder), name)
 
     # ------------------------------------------------------------ commands
 
@@ -240,12 +250,14 @@ class _OpenEditor:
 
     async def _folder(self, path: str) -> str:
         """Two levels of a folder, without what is hidden."""
-        found = await self._sandbox.exec(
-            ["find", path, "-mindepth", "1", "-maxdepth", "2", "-name", ".*", "-prune", "-o", "-printf", "%y %p\\n"],
-            timeout=20,
-        )
+        line = ["find", path, "-mindepth", "1", "-maxdepth", "2", "-name", ".*", "-prune", "-o"]
+        folders = await self._sandbox.exec([*line, "-type", "d", "-print"], timeout=20)
+        others = await self._sandbox.exec([*line, "!", "-type", "d", "-print"], timeout=20)
+        if folders.exit_code and not folders.stdout + others.stdout:
+            raise EditError(f"{path} can't be listed: {folders.stderr.decode('utf-8', 'replace').strip()}")
         entries = sorted(
-            line[2:] + ("/" if line[:1] == "d" else "") for line in found.stdout.decode("utf-8", "replace").splitlines()
+            [f"{name}/" for name in folders.stdout.decode("utf-8", "replace").splitlines()]
+            + others.stdout.decode("utf-8", "replace").splitlines()
         )
         more = [f"… and {len(entries) - LISTED} more"] if len(entries) > LISTED else []
         return "\n".join([path.rstrip("/") + "/", *entries[:LISTED], *more])

@@ -1,11 +1,14 @@
 """`SearchFiles`: text and file names in the episode's sandbox, by ripgrep where it is installed, else by grep and find.
 
-Patterns and paths are arguments of a program and never part of a shell line.
+Patterns and paths are arguments of a program and never part of a shell line. grep and find are asked for nothing that
+busybox's don't know, except what was tried first.
 """
 
 from __future__ import annotations
 
 import posixpath
+import re
+from typing import Literal
 
 from ajet.agents.tools.bash import need_sandbox
 from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, decode, shorten
@@ -52,24 +55,39 @@ class _OpenSearch:
         self._sandbox = sandbox
         self._max_results = max_results
         self._output_chars = output_chars
-        self._ripgrep: bool | None = None
+        self._program: _Program | None = None
 
     async def call(self, arguments: Arguments) -> ToolResult:
         path = posixpath.normpath(posixpath.join(self._sandbox.workspace, arguments.get("path", ".")))
         if "\0" in path + arguments["pattern"]:
             return ToolResult("NUL characters can't be searched for", success=False)
-        if self._ripgrep is None:
-            self._ripgrep = (await self._sandbox.exec(["rg", "--version"], timeout=TIMEOUT_S)).exit_code == 0
         if arguments.get("target") == "files":
             return await self._files(arguments, path)
-        command = _ripgrep(arguments, path) if self._ripgrep else _grep(arguments, path)
-        result = await self._sandbox.exec(command, timeout=TIMEOUT_S)
-        if result.exit_code > 1 and not result.stdout and not _only_unreadable(result, path):
+        if self._program is None:
+            self._program = await self._best_program()
+        pattern: str = arguments["pattern"]
+        if self._program == "grep" and arguments.get("regex"):
+            pattern = pattern.replace(r"\d", "[0-9]")
+            if unknown := _BEYOND_GREP.search(pattern):
+                return ToolResult(
+                    f"grep knows no {unknown[0]!r} in a regular expression, and this sandbox has neither ripgrep nor "
+                    "GNU grep\nWrite it as POSIX's grep -E takes it, or set regex to false.",
+                    success=False,
+                )
+        command = (_ripgrep if self._program == "rg" else _grep)({**arguments, "pattern": pattern}, path, self._program)
+        result = await self._sandbox.exec(command, timeout=TIMEOUT_S, cwd="/")
+        if not result.stdout and (result.timed_out or result.stderr) and not _only_unreadable(result, path):
             return _failed(result, arguments, path)
         lines = decode(result.stdout).splitlines()
         if not arguments.get("context_lines"):
             lines.sort(key=lambda line: line.partition(":")[0])  # grep goes through a folder in any order
         return self._answer(result, lines, f"No line matches in {path}.")
+
+    async def _best_program(self) -> _Program:
+        if (await self._sandbox.exec(["rg", "--version"], timeout=TIMEOUT_S)).exit_code == 0:
+            return "rg"
+        tried = await self._sandbox.exec(["grep", "-I", "-P", "-e", "x", "/dev/null"], timeout=TIMEOUT_S)
+        return "gnu grep" if tried.exit_code == 1 else "grep"
 
     async def _files(self, arguments: Arguments, path: str) -> ToolResult:
         name: str = arguments["pattern"]
@@ -78,8 +96,7 @@ class _OpenSearch:
         whole = "/" in name  # a folder with it: `-name` looks at the last part alone
         test = f"-{'' if arguments.get('case_sensitive', True) else 'i'}{'path' if whole else 'name'}"
         name = f"*/{name}" if whole and not name.startswith(("*", "/")) else name
-        skipped = [part for folder in SKIPPED for part in ("-name", folder, "-o")][:-1]
-        command = ["find", path, "-type", "d", "(", *skipped, ")", "-prune", "-o", "-type", "f", test, name, "-print"]
+        command = [*_find(path), test, name, "-print"]
         result = await self._sandbox.exec(command, timeout=TIMEOUT_S)
         if result.exit_code and not result.stdout and not _only_unreadable(result, path):
             return _failed(result, arguments, path)
@@ -103,12 +120,19 @@ class _OpenSearch:
         """The sandbox goes with the episode."""
 
 
-def _ripgrep(arguments: Arguments, path: str) -> list[str]:
+_Program = Literal["rg", "gnu grep", "grep"]
+_BEYOND_GREP = re.compile(r"\(\?|\\[^\W_wWsSbB]|\[[^]]*\\")
+"""What ripgrep and GNU's `grep -P` take, but `grep -E` takes for something else: groups with options, escaped letters,
+and escapes in brackets."""
+
+
+def _ripgrep(arguments: Arguments, path: str, _: _Program) -> list[str]:
+    names = arguments.get("file_pattern", "").lstrip("/")
     return [
         *("rg", "--no-config", "--line-number", "--with-filename", "--no-heading", "--color=never", "--sort=path"),
         *("--hidden", "--no-ignore", "--max-columns=2000", "--max-columns-preview"),
+        *([f"--glob=**/{names}"] if names else []),
         *(argument for folder in SKIPPED for argument in ("--glob", f"!**/{folder}/**")),
-        *([f"--glob={arguments['file_pattern']}"] if "file_pattern" in arguments else []),
         *([] if arguments.get("regex") else ["--fixed-strings"]),
         *([] if arguments.get("case_sensitive", True) else ["--ignore-case"]),
         *([f"--context={arguments['context_lines']}"] if arguments.get("context_lines") else []),
@@ -116,16 +140,41 @@ def _ripgrep(arguments: Arguments, path: str) -> list[str]:
     ]
 
 
-def _grep(arguments: Arguments, path: str) -> list[str]:
+def _grep(arguments: Arguments, path: str, program: _Program) -> list[str]:
+    names = arguments.get("file_pattern", "").lstrip("/")
+    gnu = program == "gnu grep"
     return [
-        *("grep", "--recursive", "--line-number", "--with-filename", "--binary-files=without-match", "--color=never"),
-        *(f"--exclude-dir={folder}" for folder in SKIPPED),
-        *([f"--include={arguments['file_pattern']}"] if "file_pattern" in arguments else []),
-        "--extended-regexp" if arguments.get("regex") else "--fixed-strings",
-        *([] if arguments.get("case_sensitive", True) else ["--ignore-case"]),
-        *([f"--context={arguments['context_lines']}"] if arguments.get("context_lines") else []),
-        *("--regexp", arguments["pattern"], "--", path),
+        *_find(path),
+        *(["-regex", f".*/{_regex(names)}"] if names else []),
+        *("-exec", "grep", "-n", "-H", *(["-I"] if gnu else [])),  # -I: no binary files
+        ("-P" if gnu else "-E") if arguments.get("regex") else "-F",
+        *([] if arguments.get("case_sensitive", True) else ["-i"]),
+        *(["-C", str(arguments["context_lines"])] if arguments.get("context_lines") else []),
+        *("-e", arguments["pattern"], "--", "{}", "+"),
     ]
+
+
+def _find(path: str) -> list[str]:
+    """The files below a folder, but for `SKIPPED`; tests and an action follow."""
+    skipped = [part for folder in SKIPPED for part in ("-name", folder, "-o")][:-1]
+    return ["find", path, "-type", "d", "(", *skipped, ")", "-prune", "-o", "-type", "f"]
+
+
+_GLOB = {"**/": r"\(.*/\)*", "**": ".*", "*": "[^/]*", "?": "[^/]", "{": r"\(", "}": r"\)", ",": r"\|"}
+
+
+def _regex(glob: str) -> str:
+    """A glob, as ripgrep reads it, for find's `-regex`: what GNU's and busybox's read alike."""
+    found, depth = "", 0
+    for part in re.findall(r"\*\*/|\*\*|\[!?[^]]+\]|.", glob, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(part, 0)
+        if part[0] == "[" and len(part) > 1:
+            found += part.replace("[!", "[^")
+        elif part in _GLOB and (part != "," or depth):
+            found += _GLOB[part]
+        else:
+            found += f"[{part}]" if part in ".+$" else "\\" + part if part in "[]^\\" else part
+    return found
 
 
 def _only_unreadable(result: ExecResult, path: str) -> bool:
@@ -142,6 +191,6 @@ def _failed(result: ExecResult, arguments: Arguments, path: str) -> ToolResult:
     said = decode(result.stderr).strip()
     if result.timed_out:
         said = f"the search took longer than {TIMEOUT_S:g} s: name a smaller folder"
-    elif "regex" in said or "regular expression" in said or "Unmatched" in said:
+    elif arguments.get("regex") and "o such file" not in said:
         said += "\nSet regex to false to search for it as plain text."
     return ToolResult(said or f"the search in {path} failed", success=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +21,15 @@ pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bub
 Call = Callable[..., Awaitable[ToolResult]]
 
 
-def using(specs: list[Any], use: Callable[[Call, Sandbox], Awaitable[None]]) -> None:
+SETTINGS = SandboxSettings(memory_mb=256, disk_mb=32, exec_seconds=30)
+
+
+def using(
+    specs: list[Any], use: Callable[[Call, Sandbox], Awaitable[None]], confined: SandboxSettings = SETTINGS
+) -> None:
     async def main() -> None:
         async with (
-            open_sandbox(SandboxSettings(memory_mb=256, disk_mb=32, exec_seconds=30)) as sandbox,
+            open_sandbox(confined) as sandbox,
             Toolset(make_tools(specs), ToolContext(sandbox=sandbox)) as toolset,
         ):
 
@@ -244,21 +250,30 @@ def test_any_edit_can_be_taken_back(text: str, data: st.DataObject) -> None:
 # ------------------------------------------------------------ search
 
 
-@pytest.mark.parametrize("ripgrep", [True, False])
-def test_searching(ripgrep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["ripgrep", "GNU grep", "busybox"])
+def programs(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A folder for PATH with one way to search."""
+    names = {"ripgrep": ["rg", "find"], "GNU grep": ["grep", "find", "readlink", "test"], "busybox": ["busybox"]}
+    for name in names[request.param]:
+        if (program := shutil.which(name)) is None:
+            pytest.skip(f"needs {name}")
+        (tmp_path / name).symlink_to(program)
+    if request.param == "busybox":
+        for name in ("grep", "find", "readlink", "test"):
+            (tmp_path / name).symlink_to(tmp_path / "busybox")
+    tmp_path.chmod(0o755)
+    return str(tmp_path)
+
+
+def with_programs(folder: str) -> SandboxSettings:
+    return SandboxSettings(memory_mb=256, disk_mb=32, read_only=(folder,), environment={"PATH": folder})
+
+
+def test_searching(programs: str) -> None:
     async def use(call: Call, sandbox: Sandbox) -> None:
         async def search(**arguments: Any) -> str:
             return (await call("search", **arguments)).output
 
-        if ripgrep and (await sandbox.exec("rg --version")).exit_code:
-            pytest.skip("needs ripgrep")
-        if not ripgrep:
-            execute = sandbox.exec
-            monkeypatch.setattr(
-                type(sandbox),
-                "exec",
-                lambda self, command, **o: execute(["false"] if command[0] == "rg" else command, **o),
-            )
         await sandbox.write("src/a.py", b"def f(x):\n    return x\nF(1)\n")
         await sandbox.write("src/b.txt", b"f(x) again\n")
         await sandbox.write("node_modules/f.js", b"f(x)\n")
@@ -274,12 +289,40 @@ def test_searching(ripgrep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         assert await search(pattern="--version") == "No line matches in /workspace."
         assert await search(pattern="a.p", target="files") == "/workspace/src/a.py"
         assert await search(pattern="*.TXT", target="files", case_sensitive=False) == "/workspace/src/b.txt"
+        await sandbox.write("src/sub/c+.py", b"TWO 2\n")
+        await sandbox.write("src/sub/deep/d.py", b"two 2\n")
+        two = "/workspace/src/sub/c+.py:1:TWO 2"
+        assert await search(pattern="2", file_pattern="sub/*.py") == two
+        assert await search(pattern="2", file_pattern="/workspace/src/sub/*.py") == two
+        assert await search(pattern="2", file_pattern="[!d]+.{txt,py}", path="src") == two
+        assert await search(pattern="TWO", file_pattern="src/**/*.p?") == two
+        assert await search(pattern="f(x)", file_pattern="*.{js,txt}") == "/workspace/src/b.txt:1:f(x) again"
+        assert await search(pattern=r"^\w+\s\d$", regex=True, file_pattern="c*") == two
+        ignoring = await search(pattern="(?i)two", regex=True, file_pattern="c*")
+        assert ignoring == two or ("busybox" in programs and "grep knows no '(?'" in ignoring)
         await sandbox.write("many", b"line\n" * 1000)
         assert (await search(pattern="line")).endswith("[900 more lines: narrow the search]")
         await sandbox.write("long", b"needle" + b"x" * 100_000)
         assert len(await search(pattern="needle")) < 3000
 
-    using(["search"], use)
+    using(["search"], use, with_programs(programs))
+
+
+def test_a_folder_is_shown_with_any_find(programs: str) -> None:
+    async def use(call: Call, sandbox: Sandbox) -> None:
+        await sandbox.write("src/sub/a.py", b"")
+        shown = await call("file_editor", command="view", path="src")
+        assert shown.output == "/workspace/src/\n/workspace/src/sub/\n/workspace/src/sub/a.py"
+
+    using(["file_editor"], use, with_programs(programs))
+
+
+def test_a_folder_that_cant_be_listed_is_no_empty_one(tmp_path: Path) -> None:
+    async def use(call: Call, sandbox: Sandbox) -> None:
+        shown = await call("file_editor", command="view", path=".")
+        assert not shown.success and "can't be listed: find: " in shown.output
+
+    using(["file_editor"], use, with_programs(str(tmp_path)))
 
 
 def test_a_search_says_what_it_left_out() -> None:
