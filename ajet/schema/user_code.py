@@ -206,9 +206,14 @@ def _names_in(module: ModuleType, expects: type | None) -> list[str]:
     return [name for name, value in public.items() if getattr(value, "__module__", None) == module.__name__]
 
 
+PACKAGE = "ajet_user_"
+"""How the package begins as which a file's folder is imported. So files beside it can be imported relatively, too."""
+OUTSIDE_FOLDER = "attempted relative import beyond top-level package"
+
+
 def _load_file(file: Path) -> ModuleType:
     """Import a file under a unique name."""
-    package = "ajet_user_" + hashlib.sha256(str(file.parent).encode()).hexdigest()[:12]
+    package = PACKAGE + hashlib.sha256(str(file.parent).encode()).hexdigest()[:12]
     name = f"{package}.{file.stem.replace('.', '_')}"
     with _files.import_of(name) as known:
         if known is not None:
@@ -351,7 +356,12 @@ def _errors_named(place: str, file: Path | None) -> Iterator[None]:
         at = f"{where[-1].filename}:{where[-1].lineno}: " if where else ""
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name:
+            if error.name.startswith(PACKAGE):
+                missing = error.name.partition(".")[2].replace(".", "/")
+                raise ImportPathError(f"{at}a relative import found no {missing}.py next to the file") from error
             hint = _missing_module(error.name)
+        if OUTSIDE_FOLDER in str(error):
+            hint = "; write an absolute import: modules in the file's folder, in the config's and here are found"
         raise ImportPathError(f"{at}importing {place} failed with {type(error).__name__}: {error}{hint}") from error
     finally:
         _now.importing = importing_before

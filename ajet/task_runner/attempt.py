@@ -167,6 +167,8 @@ class WorkflowResult:
     """Code of the model call's error that the workflow didn't catch (see `ajet.schema.errors`)."""
     environment_error: Literal["", "fault", "unavailable"] = ""
     """The environment's error that workflow or judge didn't catch (see `ajet.schema.errors`)."""
+    bug: bool = False
+    """No reply of the model can have caused the workflow's error (see `ajet.task_runner.advice`)."""
     unjudged: Failure | None = None
     """Why the judge gave no reward to an episode that ended early."""
     debugger_quit: bool = False
@@ -183,8 +185,9 @@ class WorkflowResult:
 
     @property
     def explained(self) -> bool:
-        """The error is a fault of engine, judge, isolation or environment, so no reply of the model is to blame."""
-        return self.engine_error or self.environment_error == "unavailable" or self.failed_in in ("judge", "isolation")
+        """The error is a bug, or a fault of engine, judge, isolation or environment: no reply is to blame."""
+        fault = self.engine_error or self.environment_error == "unavailable"
+        return fault or self.bug or self.failed_in in ("judge", "isolation")
 
     def to_json(self) -> str:
         """Values that JSON can't represent become their `repr`."""

@@ -30,6 +30,7 @@ from ajet.schema.errors import (
 )
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, validate_reward
+from ajet.task_runner.advice import is_bug, message_of
 from ajet.task_runner.attempt import AskEnding, EarlyEnding, EmittedSpans, WorkflowResult, finite_rewards, plain, shown
 from ajet.task_runner.environments import LeasedSandbox, enter
 from ajet.task_runner.off_loop import __file__ as OUTSIDE_LOOP_FILE
@@ -273,6 +274,7 @@ def _blame(result: WorkflowResult, where: Literal["workflow", "output", "judge"]
     result.failure = describe(error)
     result.model_error = _model_error_code(error)
     result.environment_error = _environment_error(error)
+    result.bug = not result.model_error and is_bug(error)
     result.debugger_quit = _quits(error)
 
 
@@ -308,7 +310,7 @@ def describe(error: BaseException) -> Failure:
 def _said(error: BaseException) -> str:
     """An exception's message, whatever its class does to hinder that."""
     try:
-        message = str(error) or repr(error)
+        message = message_of(error)
     except Exception as worse:  # noqa: BLE001 - user code
         return f"(its message can't be shown: {type(worse).__name__})"
     long = len(message) > MOST_MESSAGE_CHARACTERS

@@ -201,7 +201,11 @@ class Updater:
         lr = self.settings.optim.lr_at(self.steps)
         done = self.optimizer.step(lr)
         if not done.applied:
-            log.warning("update %d: the gradient is not finite; the weights stay unchanged", self.updates)
+            log.warning(
+                "update %d: the gradient is not finite; the weights stay unchanged. If it happens again, lower "
+                "ajet.trainer_common.optim.lr (now %g)",
+                *(self.updates, lr),
+            )
         meter.step(done.grad_norm, done.applied, lr)
         self.updates += 1
 

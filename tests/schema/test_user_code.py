@@ -204,3 +204,17 @@ def test_threads_that_import_files_which_need_each_other_both_end(tmp_path: Path
 def test_a_name_that_no_file_can_have() -> None:
     with pytest.raises(ImportPathError, match="its name is too long"):
         load_symbol(f"{'a' * 300}.py->Flow")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("from .helper import x", r"agent\.py:1: a relative import found no helper\.py next to the file$"),
+        ("from ..helper import x", r"agent\.py:1: .*; write an absolute import"),
+    ],
+)
+def test_a_relative_import_that_fails_names_the_users_file(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "agent.py").write_text(f"{line}\nclass A: ...\n", encoding="utf-8")
+    with pytest.raises(ImportPathError, match=said) as refused:
+        load_symbol(f"{tmp_path}/agent.py->A")
+    assert "ajet_user_" not in str(refused.value)

@@ -18,6 +18,7 @@ from ajet.schema.task import Task
 from ajet.task_runner.runtime import Runtime
 
 FILE = """
+import httpx
 from ajet import Workflow, WorkflowOutput
 from ajet.schema.errors import EnvironmentUnavailableError
 from ajet.task_judge.base_judge import BaseJudge
@@ -67,6 +68,22 @@ async def given_then_error(client, tuner):
 async def bug(client, tuner):
     await ask(client)
     return {}["search"]
+
+async def misspelt(client, tuner):
+    reply = await ask(client)
+    return WorkflowOutput(reward=lenght(reply))
+
+async def no_such_method(client, tuner):
+    return (await ask(client)).choices[0].text_of()
+
+async def forgotten_await(client, tuner):
+    async def score(): return 1.0
+    await ask(client)
+    return WorkflowOutput(reward=score())
+
+async def service_is_down(client, tuner):
+    await ask(client)
+    httpx.post("http://127.0.0.1:9/score")
 
 async def responses_stream(client, tuner):
     async with client.responses.stream(model="any", input="Go") as stream:
@@ -261,6 +278,23 @@ def test_a_fault_after_a_cut_reply_is_a_fault(tmp_path: Path, what: str, status:
     episode = play(tmp_path, what, judge=True, dead_from=1)
     assert episode.status is status and episode.failure is not None
     assert "cut at" not in episode.failure.message
+    assert_untrained(episode)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("misspelt", "NameError: name 'lenght' is not defined"),
+        ("no_such_method", "AttributeError: 'Choice' object has no attribute 'text_of'"),
+        ("forgotten_await", "write `await` before the call"),
+        ("service_is_down", "http://127.0.0.1:9/score"),
+    ],
+)
+def test_a_bug_after_a_cut_reply_is_a_bug(tmp_path: Path, what: str, says: str) -> None:
+    episode = play(tmp_path, what, judge=True)
+    assert episode.status is EpisodeStatus.WORKFLOW_ERROR and episode.failure is not None
+    assert says in episode.failure.in_short and "cut at" not in episode.failure.message
     assert_untrained(episode)
 
 
