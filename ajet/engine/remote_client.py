@@ -67,6 +67,8 @@ class RemoteSettings:
     """Seconds per attempt, for requests without a deadline of their own."""
     first_pause_s: float = 0.5
     """Pause before the second attempt; it doubles with each further one."""
+    if_silent: str = ""
+    """What happens to requests whose server sends nothing. Default: an attempt ends after `timeout_s`."""
 
     @classmethod
     def from_config(cls, config: Any) -> RemoteSettings:
@@ -134,6 +136,7 @@ class RemoteClient:
         self._endpoints = [_EndpointState(endpoint) for endpoint in settings.endpoints]
         connections = settings.max_parallel
         self._http = BoundedClient(
+            if_silent=settings.if_silent or f"each attempt ends after {settings.timeout_s:g} s",
             timeout=httpx.Timeout(settings.timeout_s, connect=10.0),
             limits=httpx.Limits(
                 max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=IDLE_S

@@ -64,7 +64,9 @@ class ServiceClient:
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._api_key = api_key
-        self._http = HttpClient(self.url, {"authorization": f"Bearer {api_key}"} if api_key else {})
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        ends = f"a call to this environment service ends after {timeout_s:g} s (ajet.rollout.environment.timeout)"
+        self._http = HttpClient(self.url, headers, if_silent=ends)
 
     def profile(self, env_type: str, split: str) -> list[str]:
         """The ids of the tasks in a split."""

@@ -3,10 +3,17 @@
 Every request has one deadline for all of it, and a largest answer; a server that sends slowly or without end can't hold
 its caller. An error says whether the request may have reached the server: only if not is it safe to send it again.
 No redirects, no proxies. For one thread at a time.
+
+Given `if_silent`, which says what happens then, both name on the terminal a server that sends nothing for `SILENT_S`
+while a request waits.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
+import logging
 import select
 import socket
 import ssl
@@ -18,8 +25,45 @@ from urllib.parse import urlsplit
 import httptools
 import httpx
 
+log = logging.getLogger(__name__)
+
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 _CHUNK = 65_536
+SILENT_S = 30.0
+"""After how many seconds without a byte a server is named for which requests wait."""
+
+
+class SilenceWatch:
+    """Names a server that sends nothing while requests wait for it: once, until it sends something again."""
+
+    def __init__(self, server: str, if_silent: str) -> None:
+        self._server, self._if_silent = server, if_silent
+        self._heard_at = 0.0
+        self._named = False
+
+    def heard(self) -> None:
+        """Note that the server has sent something."""
+        self._heard_at = time.monotonic()
+        if self._named:
+            self._named = False
+            log.warning("%s answers again", self._server)
+
+    def look(self, waiting_since: float) -> float:
+        """Name the server if it has been silent for too long. Returns after how many seconds to look again."""
+        silent = time.monotonic() - max(waiting_since, self._heard_at)
+        if silent < SILENT_S:
+            return SILENT_S - silent
+        if not self._named:
+            self._named = True
+            since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent))
+            log.warning("%s has sent nothing since %s, and requests wait: %s", self._server, since, self._if_silent)
+        return SILENT_S
+
+
+@functools.cache
+def _watch_of(server: str, if_silent: str) -> SilenceWatch:
+    """Return the watch that all clients of a server share."""
+    return SilenceWatch(server, if_silent)
 
 
 class HttpFailure(Exception):
@@ -42,8 +86,9 @@ class HttpAnswer(NamedTuple):
 class HttpClient:
     """One connection to the server at `base_url`, opened when it is needed."""
 
-    def __init__(self, base_url: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, base_url: str, headers: Mapping[str, str] | None = None, if_silent: str = "") -> None:
         parts = urlsplit(base_url)
+        self._watch = _watch_of(base_url, if_silent) if if_silent else None
         self._tls = parts.scheme == "https"
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._tls else 80)
@@ -102,16 +147,27 @@ class HttpClient:
         return self._socket
 
     def _receive(self, connection: socket.socket, until: float) -> tuple[HttpAnswer, bool]:
-        reading = _Reading()
+        reading, began = _Reading(), time.monotonic()
         while not reading.complete:
-            connection.settimeout(_left(until))
-            data = connection.recv(_CHUNK)
+            data = self._next(connection, until, began)
             if not data:
                 raise _BadAnswerError("the server closed the connection without an answer")
             reading.parser.feed_data(data)
             if reading.size > MAX_ANSWER_BYTES:
                 raise _BadAnswerError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
         return HttpAnswer(reading.status, b"".join(reading.body)), reading.parser.should_keep_alive()
+
+    def _next(self, connection: socket.socket, until: float, began: float) -> bytes:
+        """What the server sends next."""
+        if self._watch is None:
+            connection.settimeout(_left(until))
+            return connection.recv(_CHUNK)
+        while True:
+            connection.settimeout(min(_left(until), self._watch.look(began)))
+            with contextlib.suppress(TimeoutError):
+                data = connection.recv(_CHUNK)
+                self._watch.heard()
+                return data
 
 
 class _BadAnswerError(Exception):
@@ -163,41 +219,75 @@ class AnswerTooLargeError(Exception):
 class BoundedClient(httpx.AsyncClient):
     """As `httpx.AsyncClient`. Reading an answer larger than `max_answer_bytes` raises AnswerTooLargeError."""
 
-    def __init__(self, *arguments: Any, max_answer_bytes: int = MAX_ANSWER_BYTES, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, max_answer_bytes: int = MAX_ANSWER_BYTES, if_silent: str = "", **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
+        self._if_silent = if_silent
         self.headers["accept-encoding"] = "identity"
         self._max_answer_bytes = max_answer_bytes
 
     async def send(self, request: httpx.Request, *, stream: bool = False, **options: Any) -> httpx.Response:
         """Send a request. All of httpx's ways to send one come here."""
         request.headers["accept-encoding"] = "identity"
-        response = await super().send(request, stream=True, **options)
+        waiting = _WatchedRequest(request.url, self._if_silent)
+        try:
+            response = await super().send(request, stream=True, **options)
+        except BaseException:
+            waiting.end()
+            raise
+        waiting.heard()
         try:
             if (coding := response.headers.get("content-encoding", "identity")) != "identity":
                 raise AnswerTooLargeError(
                     f"{request.url} answered with content-encoding {coding!r}, not as it was asked"
                 )
             assert isinstance(response.stream, httpx.AsyncByteStream)
-            response.stream = _Bounded(response.stream, self._max_answer_bytes, str(request.url))
+            response.stream = _Bounded(response.stream, self._max_answer_bytes, str(request.url), waiting)
             if not stream:
                 await response.aread()
         except BaseException:
+            waiting.end()
             await response.aclose()
             raise
         return response
 
 
+class _WatchedRequest:
+    """A request under way. Its server is looked at now and then, until `end`."""
+
+    def __init__(self, url: httpx.URL, if_silent: str) -> None:
+        self._watch = _watch_of(f"{url.scheme}://{url.netloc.decode()}", if_silent) if if_silent else None
+        self._since = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._look()
+
+    def _look(self) -> None:
+        if self._watch is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._watch.look(self._since), self._look)
+
+    def heard(self) -> None:
+        if self._watch is not None:
+            self._watch.heard()
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 class _Bounded(httpx.AsyncByteStream):
-    def __init__(self, stream: httpx.AsyncByteStream, most: int, url: str) -> None:
-        self._stream, self._most, self._url = stream, most, url
+    def __init__(self, stream: httpx.AsyncByteStream, most: int, url: str, waiting: _WatchedRequest) -> None:
+        self._stream, self._most, self._url, self._waiting = stream, most, url, waiting
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
         async for piece in self._stream:
+            self._waiting.heard()
             size += len(piece)
             if size > self._most:
                 raise AnswerTooLargeError(f"the answer of {self._url} is larger than {self._most >> 20} MiB")
             yield piece
 
     async def aclose(self) -> None:
+        self._waiting.end()
         await self._stream.aclose()
