@@ -130,9 +130,8 @@ def step(shape: Shape, place: Place) -> dict[str, Any]:
         found["vllm"] = {"not_measured": place.why_no_vllm}
     else:
         own = ["rollout.engine=vllm", f"rollout.vllm.python={place.vllm_python}", "rollout.vllm.start_timeout=300"]
-        gpu = ["rollout.vllm.sleep=true"]
-        cpu = ["rollout.vllm.extra_args=[--enforce-eager,--no-enable-chunked-prefill]"]
-        found["vllm"] = _step(place, folder, [*common, *own, *(gpu if place.device == "cuda" else cpu)])
+        sleep = ["rollout.vllm.sleep=true"] if place.device == "cuda" else []
+        found["vllm"] = _step(place, folder, [*common, *own, *sleep])
     found["trl"] = {"not_measured": "benchmarks/grpo_step.py compares with TRL, on a CPU"}
     return found
 

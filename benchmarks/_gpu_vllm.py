@@ -15,12 +15,6 @@ from typing import Any
 JOB: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
 ON_GPU = JOB["device"] == "cuda"
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-if not ON_GPU:
-    os.environ |= {
-        "TORCH_COMPILE_DISABLE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }
 
 
 def settings() -> Any:
@@ -34,7 +28,6 @@ def settings() -> Any:
         gpu_memory_utilization=0.5,
         sleep=ON_GPU,
         lora_rank=JOB["lora_rank"],
-        extra_args=() if ON_GPU else ("--enforce-eager", "--no-enable-chunked-prefill"),
     )
 
 

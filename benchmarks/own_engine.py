@@ -24,19 +24,14 @@ from ajet.observe.metrics import read_metrics
 
 VLLM_PYTHON = Path(os.environ.get("AJET_VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
 CPU = {
-    "TORCH_COMPILE_DISABLE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
 VLLM = (
     "rollout.engine=vllm",
     f"rollout.vllm.python={VLLM_PYTHON}",
-    # the CPU build dies when it computes a prompt with a seed in pieces
-    "rollout.vllm.extra_args=[--enforce-eager,--no-enable-chunked-prefill,--max-num-batched-tokens,'32768']",
+    "rollout.vllm.extra_args=[--max-num-batched-tokens,'32768']",
     "rollout.vllm.start_timeout=1800",
-    "model.dtype=float32",
 )
 ARMS: dict[str, tuple[str, ...]] = {
     "torch": (),

@@ -28,7 +28,13 @@ from ajet.schema.chat import (
     Sampling,
     TokenChunk,
 )
-from ajet.schema.errors import EngineError, FeatureUnavailableError, GenerationTimeoutError, InvalidRequestError
+from ajet.schema.errors import (
+    EngineError,
+    FeatureUnavailableError,
+    GenerationTimeoutError,
+    InvalidRequestError,
+    ModelCallError,
+)
 
 STANDARD = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "seed"})
 """Sampling fields that every OpenAI-compatible server knows; some servers refuse requests with any other."""
@@ -128,7 +134,7 @@ class CompletionReader:
         except ValidationError as error:
             raise NoTokenIdsError(f"the server's answer doesn't have the form of vLLM's: {error}") from error
         if answer.error is not None:
-            raise EngineError(f"the server failed: {answer.error}")
+            raise _error_in_stream(answer.error)
         if answer.usage is not None and answer.usage.prompt_tokens_details is not None:
             self._cached = answer.usage.prompt_tokens_details.cached_tokens or self._cached
         if not answer.choices:
@@ -162,6 +168,14 @@ class CompletionReader:
             stopped_by = self.token_ids[-1]  # an end token: the server names only stops that the request asked for
         tops = self._tops if self._request.top_logprobs else None
         return Completion(self.token_ids, self.logprobs, self._finish, stopped_by, self._versions, tops, self._cached)
+
+
+def _error_in_stream(error: Any) -> ModelCallError:
+    """Return the exception for an error that vLLM sends where a stream's events should be, after status 200."""
+    details = error if isinstance(error, dict) else {"message": error}
+    if details.get("code") == 400:
+        return InvalidRequestError(f"the server refused the request: {details.get('message')}")
+    return EngineError(f"the server failed: {details.get('message')}")
 
 
 def _finish_reason(name: str) -> FinishReason:

@@ -250,6 +250,16 @@ def test_a_malformed_answer_is_typed(server: Server, content: Any) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("code", "error"), [(400, InvalidRequestError), (500, EngineError)])
+def test_an_error_in_a_stream_is_typed_by_its_code(server: Server, code: int, error: type[Exception]) -> None:
+    """vLLM answers 200 before it looks at the tokens of a prompt."""
+    refused = {"error": {"message": "Token id 1000000 is out of vocabulary", "code": code}}
+    stream = (200, {"content-type": "text/event-stream"}, [refused])
+    server.handle = lambda path, body, key: stream if body.get("stream") else completions(path, body, key)
+    with pytest.raises(error, match="Token id 1000000 is out of vocabulary"):
+        draw(RemoteEngine(settings(server)), lambda chunk: None)
+
+
 def test_addresses_and_keys_are_paired(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -9,6 +9,8 @@ import asyncio
 import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,13 @@ from safetensors.torch import save_file
 from ajet.engine.model_source import ModelSource
 from ajet.engine.vllm.server import VllmSettings
 from ajet.engine.vllm.server_engine import VllmServerEngine
+from ajet.observe.metrics import read_metrics
 from ajet.schema.chat import Completion, TokenChunk
+from ajet.schema.errors import ConfigError, InvalidRequestError
 from support.torch_helpers import NEAR_TIE, forward_logits, forward_logprobs, random_prompt, request
 
 PYTHON = os.environ.get("AJET_VLLM_PYTHON", "")
-CPU = {"TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.slow,
@@ -49,23 +53,18 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmServerE
         ModelSource.resolve("tiny:qwen2").path,
         max_model_len=512,
         max_num_seqs=16,
-        dtype="float32",
         python=PYTHON,
         start_timeout_s=900.0,
         heartbeat_s=30.0,
-        extra_args=("--enforce-eager", "--enable-lora", "--max-lora-rank", "8"),
+        lora_rank=8,
         log_folder=tmp_path_factory.mktemp("vllm"),
     )
-    before = {name: os.environ.get(name) for name in CPU}
-    os.environ.update(CPU)
     engine, loop = VllmServerEngine(settings), Loop()
     try:
         loop.run(engine.ready())
         yield engine, loop
     finally:
         loop.run(engine.aclose())
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def ask_all(vllm: tuple[VllmServerEngine, Loop], requests: list[Any]) -> list[Completion]:
@@ -127,13 +126,77 @@ def test_ends_streams_and_top_logprobs(vllm: tuple[VllmServerEngine, Loop]) -> N
 def test_new_weights_count_at_once(vllm: tuple[VllmServerEngine, Loop], tmp_path: Path) -> None:
     engine, loop = vllm
     model = changed_model()
-    prompt = random_prompt(random.Random(2), 100)
-    ask_all(vllm, [request(prompt, temperature=0.0, max_tokens=5)])
+    prompt = random_prompt(random.Random(2), 300)  # the CPU build caches blocks of 128 tokens
+    asked = request(prompt, temperature=0.0, max_tokens=10, ignore_eos=True)
+    first, second = (ask_all(vllm, [asked])[0] for _ in range(2))
+    assert first.cached_prompt_tokens == 0 < second.cached_prompt_tokens
     state = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
     loop.run(engine.load_weights(state, 7))
-    (reply,) = ask_all(vllm, [request(prompt, temperature=0.0, max_tokens=10, ignore_eos=True)])
-    assert reply.versions == [(0, 7)]
+    (reply,) = ask_all(vllm, [asked])
+    assert (reply.versions, reply.cached_prompt_tokens) == ([(0, 7)], 0)
     assert reply.logprobs == pytest.approx(forward_logprobs(model, prompt, reply.token_ids), abs=1e-4)
+
+
+def test_weights_that_change_during_a_reply_count_from_the_next_token_on(
+    vllm: tuple[VllmServerEngine, Loop], tmp_path: Path
+) -> None:
+    engine, loop = vllm
+    old, new = ModelSource.resolve("tiny:qwen2").model(), changed_model()
+    old.save_pretrained(tmp_path / "old")
+    new.save_pretrained(tmp_path / "new")
+    prompt = random_prompt(random.Random(3), 100)
+
+    async def scenario() -> Completion:
+        await engine.load_weights(tmp_path / "old", 8)
+        begun = asyncio.Event()
+        asked = request(prompt, temperature=0.0, max_tokens=400, ignore_eos=True)
+        reply = asyncio.create_task(engine.generate(asked, lambda chunk: begun.set()))
+        await begun.wait()
+        await engine.load_weights(tmp_path / "new", 9)
+        return await reply
+
+    reply: Completion = loop.run(scenario())
+    (begin, before), (start, after) = reply.versions
+    assert (begin, before, after, len(reply.token_ids)) == (0, 8, 9, 400)
+    for model, part in ((old, slice(0, start)), (new, slice(start, None))):
+        expected = forward_logprobs(model, prompt, reply.token_ids)
+        assert reply.logprobs[part] == pytest.approx(expected[part], abs=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [{"prompt": [5, 10**6]}, {"prompt": [5], "top_logprobs": 900}])
+def test_a_request_that_vllm_refuses_is_an_invalid_request(
+    vllm: tuple[VllmServerEngine, Loop], wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequestError):
+        ask_all(vllm, [request(**wrong, max_tokens=3)])
+
+
+@pytest.mark.parametrize("wrong", [("--enforce-eagre",), ("--block-size", "many")])
+def test_an_argument_that_vllm_does_not_take_is_named(tmp_path: Path, wrong: tuple[str, ...]) -> None:
+    model = ModelSource.resolve("tiny:qwen2").path
+    settings = VllmSettings(model, python=PYTHON, extra_args=wrong, log_folder=tmp_path)
+    with pytest.raises(ConfigError, match=rf"^rollout\.vllm\.extra_args: .*{wrong[0]}"):
+        asyncio.run(VllmServerEngine(settings).ready())
+
+
+def test_the_documented_command_trains_without_a_gpu(tmp_path: Path) -> None:
+    """The environment has nothing for vLLM or PyTorch: the launcher sets what is needed, and says so."""
+    page = (ROOT / "docs" / "engines.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("ajet --conf configs/quickstart.yaml")]
+    command = line.replace("/opt/vllm/bin/python", PYTHON).split()
+    command += ["trainer_common.total_training_steps=2", "--exp-dir", str(tmp_path)]
+    clean = {name: os.environ[name] for name in ("HOME", "PATH", "TMPDIR", "LANG") if name in os.environ}
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, env=clean, capture_output=True, text=True, check=False
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert said.count("vLLM's CPU build is started with TORCH_COMPILE_DISABLE=1") == 1
+    warnings = [line for line in said.splitlines() if line.startswith("warning:")]
+    assert all("engine did not end within" in warning for warning in warnings), "which a busy machine may say"
+    steps = read_metrics(tmp_path / "quickstart" / "metrics.jsonl")
+    gaps = [step["loss/sampler_gap_max"] for step in steps if "loss/sampler_gap_max" in step]
+    assert len(gaps) == 2 and max(gaps) < 1e-3
 
 
 def write_adapter(folder: Path, seed: int) -> Any:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,9 @@ from ajet.schema.errors import (
     InvalidRequestError,
     MissingDependencyError,
 )
+from ajet.system import http_client
 from support import SUPPORT
+from support.fake_vllm_server import DYING
 
 FAKE = SUPPORT / "fake_vllm_server.py"
 
@@ -244,6 +248,31 @@ def test_a_server_that_dies_or_hangs_is_started_again_with_the_newest_weights(tm
     asyncio.run(scenario())
 
 
+def test_a_stopped_server_is_named_while_a_request_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http_client, "SILENT_S", 0.1)
+
+    async def scenario() -> list[int]:
+        engine = new_engine(tmp_path, heartbeat_s=20.0)
+        await engine.ready()
+        (replica,) = engine._replicas
+        assert replica.server.pid is not None
+        os.kill(replica.server.pid, signal.SIGSTOP)
+        reply = asyncio.create_task(engine.generate(asked()))
+        await until(lambda: "has sent nothing since" in caplog.text)
+        os.kill(replica.server.pid, signal.SIGCONT)
+        try:
+            return (await reply).token_ids
+        finally:
+            await engine.aclose()
+
+    assert asyncio.run(scenario()) == [7, 8, 9]
+    (named,) = [record.message for record in caplog.records if "has sent nothing" in record.message]
+    assert "it is restarted if it misses 2 health checks, and episodes end at their deadlines" in named
+    assert "vllm-0.log" in named and "answers again" in caplog.text
+
+
 def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
     async def scenario() -> None:
         engine = new_engine(tmp_path, max_restarts=0)
@@ -256,6 +285,105 @@ def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
         await engine.aclose()
 
     asyncio.run(scenario())
+
+
+def test_a_server_that_dies_of_its_first_request_is_not_started_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engine = new_engine(tmp_path)
+        await engine.ready()
+        with pytest.raises(EngineError):
+            await engine.generate(asked(665))
+        await until(lambda: engine._dead is not None)
+        (replica,) = engine._replicas
+        assert replica.server.starts == 1
+        with pytest.raises(
+            EngineError, match=r"RuntimeError: no kernel for this shape \(log: .*vllm-0\.log\)$"
+        ) as caught:
+            await engine.generate(asked())
+        assert "pid=" not in str(caught.value)
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_dies_of_an_error_after_it_has_worked_is_started_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engine = new_engine(tmp_path)
+        await engine.generate(asked())
+        with pytest.raises(EngineError):
+            await engine.generate(asked(665))
+        assert (await engine.generate(asked())).token_ids == [7, 8, 9]
+        assert engine._replicas[0].server.starts == 2
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_is_killed_before_its_first_request_is_started_again(tmp_path: Path) -> None:
+    """What its log had said before, a warning that quotes an error, is no reason."""
+
+    async def scenario() -> None:
+        engine = new_engine(tmp_path)
+        await engine.ready()
+        (replica,) = engine._replicas
+        with replica.server.log_file.open("a") as said:
+            said.write(DYING.splitlines()[0] + "\n")
+        assert replica.server.pid is not None
+        os.kill(replica.server.pid, signal.SIGKILL)
+        await until(lambda: replica.server.starts == 2)
+        assert (await engine.generate(asked())).token_ids == [7, 8, 9]
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_an_argument_that_vllm_refuses_is_a_wrong_key(tmp_path: Path) -> None:
+    def command(settings: VllmSettings, port: int) -> list[str]:
+        said = "api_server.py: error: unrecognized arguments: --enforce-eagre"
+        return [sys.executable, "-c", f"print({said!r}); raise SystemExit(2)"]
+
+    with pytest.raises(ConfigError, match=r"^rollout\.vllm\.extra_args: unrecognized arguments: --enforce-eagre"):
+        asyncio.run(VllmServerEngine(VllmSettings("m", log_folder=tmp_path), command).ready())
+
+
+def python_with(folder: Path, package: str) -> str:
+    """A "Python" in which this package of vLLM is installed."""
+    script = folder / package
+    script.write_text(f"#!/bin/sh\necho \"[('vllm', '{package}')]\"\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_the_cpu_build_is_given_what_it_needs_and_the_user_overrides_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TORCH_COMPILE_DISABLE", "VLLM_CPU_OMP_THREADS_BIND"):
+        monkeypatch.delenv(name, raising=False)
+    mine = ("--enable-chunked-prefill",)
+    settings = VllmSettings("m", python=python_with(tmp_path, "0.32.0+cpu"), extra_args=mine)
+    arguments = server_arguments(settings, 1)
+    assert "--no-enable-chunked-prefill" in arguments and arguments[-1] == "--enable-chunked-prefill"
+    assert arguments[len(arguments) - 1 - arguments[::-1].index("--dtype") + 1] == "float32"
+    assert "float32" not in server_arguments(replace(settings, dtype="bfloat16"), 1)
+    variables = server_environment(settings)
+    assert (variables["TORCH_COMPILE_DISABLE"], variables["VLLM_CPU_OMP_THREADS_BIND"]) == ("1", "nobind")
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "0")
+    assert "TORCH_COMPILE_DISABLE" not in server_environment(settings)
+    on_gpu = replace(settings, python=python_with(tmp_path, "0.32.0"), extra_args=())
+    assert "--no-enable-chunked-prefill" not in server_arguments(on_gpu, 1)
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in server_environment(on_gpu)
+
+
+def test_what_the_cpu_build_is_given_is_said_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        engine = new_engine(tmp_path, replicas=2, python=python_with(tmp_path, "0.32.0+cpu"))
+        await engine.ready()
+        await engine.aclose()
+
+    with caplog.at_level("INFO"):
+        asyncio.run(scenario())
+    (said,) = [record.message for record in caplog.records if "CPU build" in record.message]
+    assert "VLLM_CPU_OMP_THREADS_BIND=nobind" in said and "--no-enable-chunked-prefill" in said
 
 
 def test_cancelling_closing_in_and_pausing(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A process that speaks as much of vLLM's HTTP protocol as the engine uses, without vLLM.
 
-A prompt that starts with 666 makes it exit, one with 667 makes it deaf. Replies are 7, 8, … as long as asked
-for, one token an event. What it is told between requests goes to the file named as second argument.
+A prompt that starts with 666 makes it exit, one with 665 makes it say why in vLLM's words and exit, one with 667 makes
+it deaf. Replies are 7, 8, … as long as asked for, one token an event. What it is told between requests goes to the file
+named as second argument.
 """
 
 from __future__ import annotations
@@ -12,6 +13,12 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+DYING = """\
+(APIServer pid=11) WARNING 11-23 18:50:39 [utils.py:255] This can cause errors like `OSError: [Errno 24] Too many`.
+(Worker pid=13) ERROR 11-23 18:53:13 [executor.py:1063] RuntimeError: no kernel for this shape
+(EngineCore pid=12) ERROR 11-23 18:53:13 [core.py:15] RuntimeError: Worker failed, please check the stack trace above
+(APIServer pid=11) ERROR 11-23 18:53:13 [serving.py:500] EngineDeadError: EngineCore died. See stack trace (above).
+INFO:     Application shutdown complete."""
 deaf = False
 
 
@@ -34,7 +41,9 @@ class Handler(BaseHTTPRequestHandler):
                 log.write(json.dumps([self.path, body]) + "\n")
             self.answer({})
             return
-        if body["prompt"][0] == 666:
+        if body["prompt"][0] == 665:
+            print(DYING, flush=True)
+        if body["prompt"][0] in (665, 666):
             os._exit(3)
         if body["prompt"][0] == 667:
             deaf = True

@@ -21,7 +21,8 @@ from typing import Any
 def vllm_python(folder: Path) -> Path:
     """A program that starts the stand-in when it is called like a Python that has vLLM. Its log is `folder/told`."""
     script = folder / "vllm_python"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} {folder / "told"} "$@"\n')
+    which_build = '[ "$1" = -c ] && exit'  # asked of every Python: that of a GPU, which needs nothing of its own
+    script.write_text(f'#!/bin/sh\n{which_build}\nexec {sys.executable} {__file__} {folder / "told"} "$@"\n')
     script.chmod(0o755)
     return script
 

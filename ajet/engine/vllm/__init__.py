@@ -1,4 +1,4 @@
-"""vLLM as the engine: on servers that we start, watch and stop, or inside this process."""
+"""vLLM as the engine, on servers that we start, watch and stop."""
 
 from __future__ import annotations
 

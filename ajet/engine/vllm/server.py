@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import re
 import secrets
@@ -30,7 +31,7 @@ from ajet.schema.errors import (
     MissingDependencyError,
 )
 from ajet.schema.install import install_command
-from ajet.system.processes import ending_with_us
+from ajet.system.processes import ending_with_us, output_of
 
 MODEL_NAME = "ajet"
 """The model's name on a server of ours."""
@@ -101,6 +102,32 @@ class VllmSettings:
         )
 
 
+CPU_ARGUMENTS = ("--no-enable-chunked-prefill", "--kv-cache-memory-bytes", str(4 << 30))
+"""vLLM's CPU build dies if it computes a prompt with a seed in chunks, and takes most of the machine's memory."""
+CPU_VARIABLES = {"TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""Compiling takes minutes at each start; threads bound to cores would fight with the trainer's and other servers'."""
+_BUILD = (
+    "from importlib.metadata import distributions; "
+    "print([(one.name, one.version) for one in distributions() if one.name in ('vllm', 'vllm-cpu')])"
+)
+
+
+@functools.cache
+def is_cpu_build(python: str) -> bool:
+    """Return whether this Python's vLLM is built for CPUs. As vLLM does, judge by its package's name and version."""
+    return "cpu" in (output_of(python, "-c", _BUILD, within_s=60.0) or "")
+
+
+def cpu_arguments(settings: VllmSettings) -> list[str]:
+    """Return the arguments that the CPU build needs. `auto` means the trainer's number format on a CPU."""
+    return [*(["--dtype", "float32"] if settings.dtype == "auto" else []), *CPU_ARGUMENTS]
+
+
+def cpu_variables() -> dict[str, str]:
+    """Return the variables that the CPU build needs and the user's environment doesn't set."""
+    return {name: value for name, value in CPU_VARIABLES.items() if name not in os.environ}
+
+
 def worker_arguments() -> list[str]:
     """Mix our methods into vLLM's workers."""
     return ["--worker-extension-cls", WORKER]
@@ -122,7 +149,7 @@ def server_arguments(settings: VllmSettings, port: int, host: str = "127.0.0.1")
 
 
 def engine_arguments(settings: VllmSettings) -> list[str]:
-    """Command-line arguments of the engine itself, on a server or in this process."""
+    """Command-line arguments of the engine itself."""
     return [
         "--model",
         settings.model,
@@ -141,11 +168,13 @@ def engine_arguments(settings: VllmSettings) -> list[str]:
         "processed_logprobs",
         "--max-logprobs",
         "20",
+        "--enable-prompt-tokens-details",  # how much of a prompt came from the prefix cache
         "--gpu-memory-utilization",
         str(settings.gpu_memory_utilization),
         *(["--enable-sleep-mode"] if settings.sleep else []),
         *_lora_arguments(settings.lora_rank),
-        *settings.extra_args,
+        *(cpu_arguments(settings) if is_cpu_build(settings.python) else []),
+        *settings.extra_args,  # the last of two that contradict each other counts
     ]
 
 
@@ -160,6 +189,7 @@ def server_environment(settings: VllmSettings, replica: int = 0, key: str = "") 
         )
     return {
         **({"CUDA_VISIBLE_DEVICES": ",".join(map(_as_shown, devices))} if devices else {}),
+        **(cpu_variables() if is_cpu_build(settings.python) else {}),
         "PYTHONPATH": os.pathsep.join([str(WORKER_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "VLLM_SERVER_DEV_MODE": "1",  # pause, resume and collective_rpc exist only in this mode
         KEY_VARIABLE: key,
@@ -183,12 +213,14 @@ def _as_shown(device: int) -> str:
 
 STOP_SECONDS = 15.0
 """How long a server may take to end before it is killed."""
-TAIL_CHARACTERS = 3000
-"""How much of a server's log an error message quotes."""
+TAIL_BYTES = 16 << 20
+"""How much of a server's log is searched for its last error: vLLM repeats a traceback for each request in flight."""
 
 ERROR_LINE = re.compile(r"\b\w*(Error|Exception)\b: .|\berror: ")
-SAYS_NOTHING = ("See root cause above", "Engine core initialization failed")
+LOG_PREFIX = re.compile(r"^\(.+? pid=\d+\) (?P<level>[A-Z]+) \S+ \S+ \[\S+\] ")
+SAYS_NOTHING = ("See root cause above", "Engine core initialization failed", "stack trace above", "stack trace (above)")
 """vLLM's last error points to an earlier one."""
+REFUSED_ARGUMENT = re.compile(r": error: (unrecognized arguments: .+|argument .+)")
 CANT_SLEEP = "Sleep mode is not supported"
 
 CommandLine = Callable[[VllmSettings, int], list[str]]
@@ -221,6 +253,7 @@ class VllmServer:
         self.port = 0
         self.key = secrets.token_urlsafe(32)
         self.starts = 0
+        self._log_start = 0
 
     @property
     def base_url(self) -> str:
@@ -242,6 +275,7 @@ class VllmServer:
         if shutil.which(command[0]) is None:
             raise MissingDependencyError(f"vLLM's Python {command[0]} does not exist (rollout.vllm.python)")
         with self.log_file.open("ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 ending_with_us(command),  # an orphaned server would keep the GPU's memory
                 stdout=log,
@@ -271,6 +305,8 @@ class VllmServer:
                     raise FeatureUnavailableError(
                         "rollout.vllm.sleep: vLLM can't release this device's memory: leave the key out"
                     )
+                if refused := REFUSED_ARGUMENT.search(tail):
+                    raise ConfigError(f"rollout.vllm.extra_args: {refused[1]} (log: {self.log_file})")
                 raise EngineError(f"the vLLM server ended while starting: {reason_in(tail)} (log: {self.log_file})")
             if await self.healthy():
                 return
@@ -306,16 +342,26 @@ class VllmServer:
         await asyncio.to_thread(process.wait)
 
     def log_tail(self) -> str:
-        """The end of its output."""
-        text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
-        return text[-TAIL_CHARACTERS:]
+        """Return what it has written since it was last started, or the end of that."""
+        with self.log_file.open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, end - TAIL_BYTES))
+            return log.read().decode(errors="replace")
+
+
+def error_in(log: str) -> str:
+    """Return the last error that a server's log names, without vLLM's prefix; an empty text if it names none."""
+    for line in reversed(log.splitlines()):
+        prefix = LOG_PREFIX.match(line)
+        is_hint = prefix is not None and prefix["level"] in ("DEBUG", "INFO", "WARNING")
+        if not is_hint and ERROR_LINE.search(line) and not any(words in line for words in SAYS_NOTHING):
+            return line[prefix.end() if prefix else 0 :].strip()[:500]
+    return ""
 
 
 def reason_in(log: str) -> str:
-    """The line of a server's log that says best why it ended: the last that names an error, else the last."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    named = [line for line in lines if ERROR_LINE.search(line) and not any(words in line for words in SAYS_NOTHING)]
-    return (named or lines or ["it said nothing"])[-1][:500]
+    """Return the line of a server's log that says best why it ended: the last error, else the last line."""
+    return error_in(log) or (log.strip().splitlines() or ["it said nothing"])[-1].strip()[:500]
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:

@@ -26,6 +26,11 @@ from ajet.engine.vllm.server import (
     VllmServer,
     VllmSettings,
     WeightFolders,
+    cpu_arguments,
+    cpu_variables,
+    error_in,
+    is_cpu_build,
+    reason_in,
     vllm_command,
 )
 from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, TokenChunk
@@ -53,6 +58,8 @@ class Replica:
     """The weights it serves. None: those it was started with."""
     adapter: str = ""
     missed: int = 0
+    answered: bool = False
+    """Whether it has completed a reply since it was last started."""
 
     @property
     def model(self) -> str:
@@ -105,6 +112,12 @@ class VllmServerEngine:
         await asyncio.shield(self._starting)
 
     async def _start_all(self) -> None:
+        if is_cpu_build(self._settings.python):
+            variables = [f"{name}={value}" for name, value in cpu_variables().items()]
+            log.info(
+                "vLLM's CPU build is started with %s (rollout.vllm.extra_args and the environment override these)",
+                " ".join(variables + cpu_arguments(self._settings)),
+            )
         try:
             await asyncio.gather(*(self._start(replica) for replica in self._replicas))
         except AjetError:
@@ -118,9 +131,17 @@ class VllmServerEngine:
             await replica.client.aclose()
         endpoint = Endpoint(f"{replica.server.base_url}/v1", replica.server.key)
         # one attempt: if a server of ours fails, it is restarted and the pool retries
-        limits = RemoteSettings((endpoint,), MODEL_NAME, max_parallel=100_000, max_attempts=1, timeout_s=86_400.0)
+        limits = RemoteSettings(
+            (endpoint,),
+            MODEL_NAME,
+            max_parallel=100_000,
+            max_attempts=1,
+            timeout_s=86_400.0,
+            if_silent=f"it is restarted if it misses {self._settings.heartbeats_to_hang} health checks, and episodes "
+            f"end at their deadlines (vLLM's log: {replica.server.log_file})",
+        )
         replica.client = RemoteClient(limits)
-        replica.missed = 0
+        replica.missed, replica.answered = 0, False
         if self._folders.newest is not None:
             await self._load(replica, self._folders.newest, self._version)
         replica.up.set()
@@ -167,11 +188,13 @@ class VllmServerEngine:
 
         try:
             # always streamed: vLLM learns of a cancelled request when the connection closes
-            await client.stream("/completions", completion_body(request, model, room), on_event)
+            body = {**completion_body(request, model, room), "stream_options": {"include_usage": True}}
+            await client.stream("/completions", body, on_event)
         except EngineError:
             if replica.client is client and not await replica.answers():
                 self._mark_down(replica)  # before the pool retries: the next request waits for the server
             raise
+        replica.answered = True
         return reader.completion()
 
     def _mark_down(self, replica: Replica) -> None:
@@ -256,8 +279,8 @@ class VllmServerEngine:
                 return
 
     async def _check(self, replica: Replica) -> None:
-        """Restart the server if it died or hangs; raise if it did so too often. No server is restarted while its memory
-        is lent to the trainer."""
+        """Restart the server if it died or hangs; raise if it did so too often, or if it died of an error of its own
+        before its first reply, as it would again. No server is restarted while its memory is lent to the trainer."""
         server = replica.server
         if server.alive:
             healthy = await server.healthy()
@@ -268,6 +291,8 @@ class VllmServerEngine:
                 return
         if self._asleep:
             return
+        if not server.alive and not replica.answered and (error := error_in(server.log_tail())):
+            raise EngineError(f"the vLLM server died before its first reply: {error} (log: {server.log_file})")
         why = "hangs" if server.alive else "died"
         self._check_starts(server, why)
         log.warning("a vLLM server %s: restarting it (log: %s)", why, server.log_file)
@@ -284,8 +309,9 @@ class VllmServerEngine:
 
     def _check_starts(self, server: VllmServer, why: str) -> None:
         if server.starts > self._settings.max_restarts:
+            said = reason_in(server.log_tail())
             raise EngineError(
-                f"the vLLM server {why} after {server.starts} starts (log: {server.log_file}):\n{server.log_tail()}"
+                f"the vLLM server {why} after {server.starts} starts; it said last: {said} (log: {server.log_file})"
             )
 
     def _check_alive(self) -> None:

@@ -26,7 +26,6 @@ from support.waiting import wait_until
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 PYTHON = os.environ.get("AJET_VLLM_PYTHON", "")
-CPU = {"TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 real_alone = pytest.mark.skipif(not PYTHON, reason="takes minutes: run `make test-vllm`")
 
 
@@ -34,13 +33,11 @@ def start(folder: Path, algorithm: str, **keys: Any) -> subprocess.Popen[str]:
     """`ajet --conf x.yaml --backbone=prompt` with vLLM as engine."""
     # a restart takes as long as the machine is busy, and episodes wait for it
     vllm = {"python": PYTHON or str(vllm_python(folder)), "start_timeout": 3600}
-    if PYTHON:
-        vllm["extra_args"] = ["--enforce-eager"]
     engine = {"rollout__engine": "vllm", "rollout__vllm": vllm, "rollout__episode_retries": 3}
     engine["rollout__episode_timeout"] = 7200
     conf = project(folder, algorithm=algorithm, **engine, **keys)
     command = [sys.executable, "-m", "ajet", "--conf", str(conf), "--backbone=prompt"]
-    environment = {**os.environ, **CPU, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
