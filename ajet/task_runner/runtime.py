@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STOP_S = 3.0
-"""How long each stage of stopping may take: Ctrl-C ends a run within 10 s."""
+"""How long each stage of stopping may take, and what those before it left over: Ctrl-C ends a run within 10 s."""
 
 
 class Runtime:
@@ -94,10 +95,12 @@ class Runtime:
         self._stopped = True
         if not self._service.running:
             return
+        until = time.monotonic()
         for stage in (self._stop_episodes, self._stop_engine, self._stop_servers):
+            until += STOP_S
             stopping = self.submit(stage())
-            if wait([stopping], STOP_S).not_done:
-                log.warning("%s did not end within %.0f s", stage.__name__.removeprefix("_stop_"), STOP_S)
+            if wait([stopping], until - time.monotonic()).not_done:
+                log.warning("%s did not end in time", stage.__name__.removeprefix("_stop_"))
                 stopping.cancel()
             elif (error := stopping.exception()) is not None:
                 log.warning("%s ended with %s: %s", stage.__name__.removeprefix("_stop_"), type(error).__name__, error)

@@ -193,7 +193,7 @@ def test_the_documented_command_trains_without_a_gpu(tmp_path: Path) -> None:
     assert done.returncode == 0, said
     assert said.count("vLLM's CPU build is started with TORCH_COMPILE_DISABLE=1") == 1
     warnings = [line for line in said.splitlines() if line.startswith("warning:")]
-    assert all("engine did not end within" in warning for warning in warnings), "which a busy machine may say"
+    assert all("engine did not end in time" in warning for warning in warnings), "which a busy machine may say"
     steps = read_metrics(tmp_path / "quickstart" / "metrics.jsonl")
     gaps = [step["loss/sampler_gap_max"] for step in steps if "loss/sampler_gap_max" in step]
     assert len(gaps) == 2 and max(gaps) < 1e-3

@@ -1,13 +1,17 @@
-"""What a run checks before its first episode."""
+"""What a run checks before its first episode, and how it stops what it has started."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from ajet.config import load_config
+from ajet.config import load_config, make_config
+from ajet.engine.model_source import ModelSource
+from ajet.engine.scripted import ScriptedEngine
 from ajet.schema.errors import ConfigError
+from ajet.task_runner import runtime as module
 from ajet.task_runner.runtime import Runtime
 
 YAML = """
@@ -32,3 +36,25 @@ def test_a_helper_without_an_endpoint_ends_the_run_at_its_start(
     runtime = Runtime(load_config(tmp_path / "conf.yaml"))
     with pytest.raises(ConfigError, match=r"some-model.*ajet.helper.base_url"):
         runtime.start()
+
+
+class SlowToEnd(ScriptedEngine):
+    """Its servers take longer to end than one stage of stopping may, as vLLM's do on a busy machine."""
+
+    ended = False
+
+    async def aclose(self) -> None:
+        await asyncio.sleep(1.25)
+        self.ended = True
+
+
+def test_an_engine_has_the_time_to_end_that_the_episodes_left_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM's workers that are killed leave their shared memory behind."""
+    monkeypatch.setattr(module, "STOP_S", 1.0)
+    engine = SlowToEnd(["hi"], lambda: ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
+    with Runtime(make_config({"rollout.agent": {"type": "react"}}), make_engine=lambda _: engine) as runtime:
+        runtime._loader.loaded.result()
+    assert engine.ended
+    assert "did not end" not in caplog.text
