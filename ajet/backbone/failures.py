@@ -213,21 +213,15 @@ class FailureWatch:
 
     def _warn_of_drops(self, when: str, counted: Sequence[Episode]) -> None:
         dropped = [(key, episode) for episode in counted if (key := dropped_by(episode)) is not None]
-        if self._warned or len(dropped) <= MANY_DROPPED * len(counted):
+        if self._warned or len(dropped) <= MANY_DROPPED * len(counted) or len(dropped) == len(counted):
             return
         self._warned = True
         kinds = Counter((key, episode.failure.kind if episode.failure else "unknown") for key, episode in dropped)
         (key, kind), count = kinds.most_common(1)[0]
         log.warning(
-            "%d of %d episodes of %s are dropped, most often (%d) after %s by ajet.failure_reward.%s. They count "
-            "neither in their group's baseline nor in the update, so what is trained is a selection. To count them, "
-            "set that key to a number",
-            len(dropped),
-            len(counted),
-            when,
-            count,
-            kind,
-            key,
+            "%d of %d episodes of %s failed and are not trained, most often (%d) after %s. If that is because of what "
+            "the model wrote, it doesn't learn to avoid it: ajet.failure_reward.%s: -1, for example, counts them",
+            *(len(dropped), len(counted), when, count, kind, key),
         )
 
 

@@ -323,7 +323,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
             code = run_backbone(config, experiment, options)
         except KeyboardInterrupt:
             status[0] = "interrupted"
-            print(f"\ninterrupted; results so far are in {experiment.path}", file=sys.stderr)
+            print(f"\ninterrupted. {_what_is_saved(experiment.path)}", file=sys.stderr)
             return EXIT_INTERRUPTED
         except BrokenPipeError:  # nobody reads our output any more (`ajet … | head`): that ends the run like Ctrl-C
             status[0] = "interrupted"
@@ -347,6 +347,16 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
             )
         status[0] = {0: "completed", EXIT_INTERRUPTED: "interrupted"}.get(code, "failed")
         return code
+
+
+def _what_is_saved(folder: Path) -> str:
+    """After an interruption."""
+    steps = [
+        int(path.name.removeprefix("step_")) for path in folder.glob("checkpoints/step_*") if path.name[5:].isdecimal()
+    ]
+    if not steps:
+        return f"Nothing is saved to go on from; what was recorded is in {folder}"
+    return f"Step {max(steps)} is saved in {folder / 'checkpoints'}: the same command goes on from there"
 
 
 @contextmanager

@@ -16,8 +16,9 @@ from ajet.backbone.episode_metrics import by_group, episode_metrics, is_success,
 from ajet.backbone.failures import FailureWatch, warn_of
 from ajet.backbone.plan import validation_repeats
 from ajet.context_tracker import describe_reasons, top_reasons
+from ajet.gateway.chat import validation_temperature
+from ajet.observe.failures import FailureTally
 from ajet.observe.metrics import read_metrics
-from ajet.observe.progress_state import FailureTally
 from ajet.schema.episode import Episode, EpisodeGroup
 from ajet.schema.errors import ConfigError
 from ajet.task_reader import build_reader, read_validation_tasks
@@ -67,10 +68,10 @@ def why_nothing_trained(folder: Path, after: int, tally: FailureTally | None = N
     count = total("episode/count")
     failures = _failures(steps)
     failed = failures.total()
-    lines = [NOTHING_TRAINED]
+    lines = [NOTHING_TRAINED if failed < count else f"nothing was trained: all {count} episodes failed"]
     if failed:
         told = [f"{many} × {kind}" for kind, many in failures.most_common(3)] if tally is None else tally.lines()
-        lines += [f"{failed} of {count} episodes failed:", *(f"  {line}" for line in told)]
+        lines += [f"{failed} of {count} episodes failed:"] * (failed < count) + [f"  {line}" for line in told]
     cut_short = Counter({name: total(name) for name in CUT_SHORT})
     lines += [f"{many} of {count} episodes {CUT_SHORT[name]}" for name, many in cut_short.most_common() if many]
     low = [step["return/min"] for step in steps if "return/min" in step]
@@ -101,22 +102,28 @@ def trained_nothing(folder: Path, after: int) -> bool:
     return bool(counts) and not any(counts)
 
 
-def show_report(folder: Path, *, quiet: bool = False) -> None:
+def show_report(config: Config, folder: Path, *, quiet: bool = False) -> None:
     """Print the report of a finished run and write `return.png` to its folder."""
     steps = read_metrics(folder / "metrics.jsonl")
     plot = write_plot(steps, folder / "return.png", folder.name)
     if not quiet:
-        print(report_text(steps, folder, plot))
+        print(report_text(steps, folder, plot, (config.ajet.rollout.temperature, validation_temperature(config))))
 
 
-def report_text(steps: list[dict[str, Any]], folder: Path, plot: Path | None) -> str:
-    """The report as text."""
+def report_text(
+    steps: list[dict[str, Any]], folder: Path, plot: Path | None, temperatures: tuple[float, float] = (1.0, 1.0)
+) -> str:
+    """The report as text. `temperatures`: of training and of validation."""
     returns = [step["train/return/mean"] for step in steps if "train/return/mean" in step]
     validated = [step for step in steps if "val/failed_share" in step]
     lines = [""]
     if validated:
         lines += ["step   validation return   success   failed   training return"]
-        lines += [_row(step) for step in _thinned(validated)] + [""]
+        lines += [_row(step) for step in _thinned(validated)]
+        training, validation = temperatures
+        if training != validation:
+            lines.append(f"validation samples at temperature {validation:g}, training at {training:g}: so they differ")
+        lines.append("")
     if returns:
         lines += [f"training return  {returns[0]:.3f} {sparkline(returns)} {returns[-1]:.3f}"]
     seconds = sum(step.get("time/step", 0.0) + step.get("time/validate", 0.0) for step in steps)

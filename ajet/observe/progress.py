@@ -100,6 +100,8 @@ class Progress:
             state = self.state
             state.episodes += 1
             state.phase_done += 1
+            if state.phase_total is not None:  # episodes that a fault ended are replaced
+                state.phase_total = max(state.phase_total, state.phase_done)
             state.sampled_tokens += episode.tree.sampled_tokens
             if episode.reward is not None:
                 state.recent_rewards.append(float(episode.reward))
@@ -187,7 +189,7 @@ class PlainDisplay(Display):
         shown = [f"{label} {text}" for label, text in headlines(state.metrics)]
         total = f"/{state.total_steps}" if state.total_steps else ""
         eta = state.eta_seconds
-        rest = [f"eta {duration(eta)}"] if eta else []
+        rest = [f"eta {duration(eta)}"] if eta and eta >= 1 else []
         self._line("  ".join([f"{state.unit} {state.step}{total}", *shown, *rest]))
 
     def message(self, text: str, level: str) -> None:
@@ -300,7 +302,7 @@ class NotebookDisplay(Display):
     def _html(self, state: ProgressState) -> str:
         total = state.total_steps or 0
         eta = state.eta_seconds
-        left = f", {duration(eta)} left" if eta else ""
+        left = f", {duration(eta)} left" if eta and eta >= 1 else ""
         rows = [(f"{state.unit}s", f"{_cells(state.step, total)} {state.step}/{total or '?'}{left}")]
         if state.standing:
             rows.append(("best", escape(state.standing)))

@@ -18,7 +18,7 @@ from rich.segment import ControlType, Segment
 from rich.spinner import Spinner
 from rich.text import Text
 
-from ajet.observe.progress_state import Display, ProgressState, duration, number
+from ajet.observe.progress_state import ROUNDING, Display, ProgressState, duration, number
 from ajet.schema.printable import printable
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -39,6 +39,8 @@ HEADER_EVERY = 20
 
 def ratio(value: float) -> str:
     """Three decimals, so that the column's points stand below each other."""
+    if abs(value) < ROUNDING:
+        value = 0.0
     return f"{value:.3f}" if abs(value) < 1000 and (abs(value) >= 0.001 or not value) else f"{value:.1e}"
 
 

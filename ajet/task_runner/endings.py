@@ -131,7 +131,7 @@ def without_reward(ending: Ending) -> Ending:
         return replace(ending, status=EpisodeStatus.WORKFLOW_ERROR, failure=Failure("RewardError", NO_REWARD))
     if not ending.open_by:
         return ending
-    why = f"no reward: to train it, set ajet.failure_reward.{ending.open_by} to a number"
+    why = f"no reward: see ajet.failure_reward.{ending.open_by}"
     return replace(ending, failure=_noted(ending.failure, why))
 
 

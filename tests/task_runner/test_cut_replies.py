@@ -11,7 +11,7 @@ from ajet.backbone.episode_metrics import episode_metrics
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine
-from ajet.observe.progress_state import FailureTally
+from ajet.observe.failures import FailureTally
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import EngineError
 from ajet.schema.task import Task
@@ -259,14 +259,14 @@ def test_if_nobody_gave_a_reward_the_failure_names_the_key_and_the_fix(tmp_path:
     episode = play(tmp_path, "bug", failure_reward__truncated=truncated)
     assert episode.status is EpisodeStatus.TRUNCATED and episode.failure is not None
     assert episode.failure.kind == "KeyError" and "'search'" in episode.failure.message
-    assert "no reward: to train it, set ajet.failure_reward.truncated" in episode.failure.in_short
+    assert "no reward: see ajet.failure_reward.truncated" in episode.failure.in_short
     assert_untrained(episode)
 
 
 def test_a_masked_error_has_no_reward_of_0_either(tmp_path: Path) -> None:
     episode = play(tmp_path, "bug", "Yes", failure_reward__workflow_error="mask")
     assert episode.status is EpisodeStatus.WORKFLOW_ERROR and episode.failure is not None
-    assert "no reward: to train it, set ajet.failure_reward.workflow_error" in episode.failure.message
+    assert "no reward: see ajet.failure_reward.workflow_error" in episode.failure.message
     assert_untrained(episode)
 
 

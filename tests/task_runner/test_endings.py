@@ -116,9 +116,7 @@ def test_masked_episodes_keep_their_reward() -> None:
     late = ending_of(AttemptFacts(Stop.DEADLINE, timeout_s=5), FailureRewardConfig(timeout="mask"))
     assert (late.status, late.reward, late.open_by) == (EpisodeStatus.TIMEOUT, None, "timeout")
     told = without_reward(late)
-    assert (
-        told.failure is not None and "no reward: to train it, set ajet.failure_reward.timeout" in told.failure.message
-    )
+    assert told.failure is not None and "no reward: see ajet.failure_reward.timeout" in told.failure.message
     assert not end(RETURNED, rules=rules).masked
 
 

@@ -27,7 +27,7 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) ->
 
     code = LocalRun(config, experiment, options, tasks).run()
     if code == 0 and not options.json:
-        show_report(experiment.path, quiet=options.quiet)
+        show_report(config, experiment.path, quiet=options.quiet)
     return code
 
 

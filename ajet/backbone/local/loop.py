@@ -175,8 +175,6 @@ class LocalRun:
                 log.info("no checkpoint to resume from: the run begins again, and what it had recorded is dropped")
             self.experiment.rewind(BEFORE_THE_FIRST)
             self.recorder.rewind(BEFORE_THE_FIRST)
-        if self.common.mini_batch_num == self.common.ppo_epochs == 1 and not self.imitates:
-            log.info("one update per step: the old policy is the current one, so clipping has no effect")
 
     def _task_stream(self) -> TaskStream:
         reader, size = self.config.ajet.task_reader, self.config.ajet.data.train_batch_size

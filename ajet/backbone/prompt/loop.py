@@ -232,7 +232,8 @@ class PromptRun:
         rounds = self.algorithm.rounds
         self.progress.start(self.experiment.name, "prompt", rounds, earlier.round, self.options.viewer, unit="round")
         ajet = self.config.ajet
-        self.progress.phase("load", detail=f"{ajet.model.path}, engine {ajet.rollout.engine}")
+        hosted = ajet.rollout.remote.model if ajet.rollout.engine == "remote" else None
+        self.progress.phase("load", detail=f"{hosted or ajet.model.path}, engine {ajet.rollout.engine}")
         return Search(
             self.start,
             list(self.split.search),

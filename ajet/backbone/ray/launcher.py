@@ -130,7 +130,7 @@ def run(adapter: BackboneAdapter, config: Config, experiment: ExperimentFolder, 
     if (weights := adapter.newest_weights(config, prepared.checkpoints)) is not None:
         keep_weights(weights, experiment.hf)
     if not options.json:
-        show_report(experiment.path, quiet=options.quiet)
+        show_report(config, experiment.path, quiet=options.quiet)
     return exit_code(experiment.path, prepared.resumed_step or 0) if adapter.trains(config) else 0
 
 
