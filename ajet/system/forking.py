@@ -1,5 +1,8 @@
 """`ForkingServer`: a small process that forks others on command, and kills and reaps them with all they started.
 
+Whatever a child leaves behind, in whichever session, becomes the server's own child, and is killed (on Linux; elsewhere
+what is in the child's process group is).
+
 It imports the user's code once, before any fork, and has one thread, so forking is safe. The set-up arrives as JSON on
 standard input. The control socket receives commands, one packet each (`start` with descriptors, `kill`, and what a
 subclass adds), and sends events (`ready`, `refused`, `exited`). When its other end closes, all of them end.
@@ -20,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 from ajet.schema.errors import AjetError
-from ajet.system.processes import die_with
+from ajet.system.processes import adopt_orphans, children, die_with, end_below, kill_below
 
 PACKET = 65536
 
@@ -38,6 +41,8 @@ class ForkingServer:
         self._process = os.getpid()
         self._children: dict[int, int] = {}
         """Number → process id."""
+        self._others: set[int] = set()
+        """What importing the user's code started, which is killed at the end."""
 
     def child(self, *descriptors: int) -> int:
         """What a forked process does. Returns its exit code. It leads a session of its own, so that all it starts can
@@ -64,6 +69,8 @@ class ForkingServer:
         selector = selectors.DefaultSelector()
         selector.register(self.control, selectors.EVENT_READ)
         selector.register(wake, selectors.EVENT_READ)
+        adopt_orphans()
+        self._others = children()
         gc.collect()
         gc.freeze()  # a collection in a child would touch, and so copy, all the memory it shares with this process
         self._tell(event="ready", **self.facts())
@@ -78,6 +85,7 @@ class ForkingServer:
         finally:
             for process in self._children.values():
                 kill_all(process)
+            end_below()
 
     def _command(self) -> bool:
         """Carry out one command. False if the control socket is closed."""
@@ -116,6 +124,7 @@ class ForkingServer:
             signal.set_wakeup_fd(-1)
             os.setsid()
             die_with(self._process)
+            adopt_orphans()
             self.control.close()
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
@@ -127,17 +136,22 @@ class ForkingServer:
             os._exit(code)
 
     def _reap(self) -> None:
-        """Kill what ended children have started. Only then reap them: until then, their process ids aren't reused."""
+        """Reap children that have ended, and kill what they have started.
+
+        A process group is killed before its leader is reaped: until then, its number isn't used again.
+        """
         numbers = {process: number for number, process in self._children.items()}
-        while numbers:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None:
-                return
-            kill_all(ended.si_pid)
-            _, status = os.waitpid(ended.si_pid, 0)
-            number = numbers.pop(ended.si_pid)
-            del self._children[number]
-            self._tell(event="exited", number=number, code=os.waitstatus_to_exitcode(status))
+        with contextlib.suppress(ChildProcessError):  # none is left
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                number = numbers.get(ended.si_pid)
+                if number is not None:
+                    kill_all(ended.si_pid)
+                    del self._children[number]
+                _, status = os.waitpid(ended.si_pid, 0)
+                self._others.discard(ended.si_pid)
+                if number is not None:
+                    self._tell(event="exited", number=number, code=os.waitstatus_to_exitcode(status))
+        kill_below(keep={*self._children.values(), *self._others})
 
     def _tell(self, **event: Any) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # noticed when the next command is read

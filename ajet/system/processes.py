@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -248,6 +248,46 @@ def die_with(parent: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before we said that we want to know
         os._exit(1)
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """From now on, a process below this one whose parent ends becomes this one's child, wherever its session is.
+
+    Linux only. Elsewhere such a process belongs to the system's first one, and nobody knows who started it.
+    """
+    if psutil.LINUX:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> set[int]:
+    """The process ids of this process's children."""
+    return {child.pid for child in psutil.Process().children()}
+
+
+def kill_below(keep: Collection[int] = ()) -> None:
+    """Kill all processes below this one, but for the children `keep` and what is below them.
+
+    To be called again whenever a child has ended: it may have had others, which this process then has adopted.
+    """
+    for child in psutil.Process().children():
+        if child.pid not in keep and _is_alive(child):
+            with suppress(psutil.NoSuchProcess):
+                for process in [child, *child.children(recursive=True)]:
+                    with suppress(psutil.Error):
+                        process.kill()
+
+
+def end_below() -> None:
+    """Kill all processes below this one, and leave nothing of them."""
+    while True:
+        kill_below()
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
 
 
 def ending_with_us(command: list[str]) -> list[str]:

@@ -30,6 +30,7 @@ from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Failure
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.task import WorkflowTask
 from ajet.system.forking import PACKET, kill_all, reseed
+from ajet.system.processes import adopt_orphans, children, kill_below
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider, WorkflowResult
 from ajet.task_runner.environments import EnvironmentEndings, environment_settings
 from ajet.task_runner.worker import LINE_LIMIT
@@ -336,9 +337,11 @@ class Ended(NamedTuple):
 
 class ForkedWorkers:
     """`body` is what a worker does: it gets the worker's number and the runner's process id, and returns the exit
-    code."""
+    code. What a worker leaves behind is killed, and so is whatever else this process starts from now on."""
 
     def __init__(self, body: Callable[[int, int], int]) -> None:
+        adopt_orphans()
+        self._others = children()
         self._body = body
         self._numbers: dict[int, int] = {}
         """Process id → number."""
@@ -378,10 +381,12 @@ class ForkedWorkers:
             number = self._numbers.get(found.si_pid)
             if number is not None:
                 kill_all(found.si_pid)  # before it is reaped: until then, its process id isn't reused
+            kill_below(keep={*self._numbers, *self._others})
             before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
             try:
                 _, status = os.waitpid(found.si_pid, 0)
                 self._numbers.pop(found.si_pid, None)
+                self._others.discard(found.si_pid)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             if number is not None:
@@ -390,6 +395,7 @@ class ForkedWorkers:
     def _become_worker(self, number: int, runner: int) -> NoReturn:
         code = 1
         try:
+            adopt_orphans()
             os.setsid()  # Ctrl-C on the terminal reaches the runner alone, and all that a worker starts can be killed
             for stopping in STOPPING:
                 signal.signal(stopping, signal.SIG_DFL)

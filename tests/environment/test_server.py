@@ -24,6 +24,7 @@ from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError, Us
 from ajet.schema.task import Task
 from ajet.system.http_client import HttpAnswer, HttpClient
 from support import SUPPORT
+from support.detached import is_gone
 from support.waiting import until, wait_until
 
 HERE = Path(__file__).parent
@@ -147,6 +148,23 @@ def test_a_crash_or_hang_ends_its_instance_alone() -> None:
         await until(lambda: server.instances.running == 0)
 
     serve(scene, limits={"step_s": 1.0})
+
+
+def test_what_has_detached_itself_dies_with_its_instance(tmp_path: Path) -> None:
+    def gone(name: str) -> bool:
+        return is_gone(int((tmp_path / name).read_text()))
+
+    async def scene(server: EnvironmentServer) -> None:
+        closed = await asyncio.to_thread(lease(server, "closed").open)
+        open_still = await asyncio.to_thread(lease(server, "open").open)
+        await asyncio.to_thread(closed.step, str(tmp_path / "closed"))
+        await asyncio.to_thread(open_still.step, str(tmp_path / "open"))
+        await asyncio.to_thread(closed.close)
+        await until(lambda: gone("closed"))
+        assert not gone("open")
+
+    serve(scene, "Detaching")
+    wait_until(lambda: gone("open"))
 
 
 @pytest.mark.parametrize(("said", "complaint"), [("nan", "not nan"), ("exit", "exited with code 3 during `evaluate`")])

@@ -102,3 +102,13 @@ class Large(Counter):
     def reset(self, task: Task) -> Any:
         self.memory = bytearray(1024**3)
         return "large"
+
+
+class Detaching(Counter):
+    """What the agent names as a file is where a process that detaches itself writes its number."""
+
+    def step(self, action: Any) -> Any:
+        from support.detached import detach  # programs that know nothing of `support` import this file, too
+
+        detach(action["content"])
+        return StepResult("detached")

@@ -21,6 +21,7 @@ from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.runner import TaskRunner
 from support import TESTS
+from support.detached import is_gone
 from support.runner_fakes import LineEngine, SmallProvider
 from support.waiting import until, wait_until
 
@@ -29,6 +30,7 @@ from __future__ import annotations
 import asyncio, ctypes, json, os, random, signal, subprocess, sys, time
 from ajet import Workflow, WorkflowOutput
 from ajet.task_judge.base_judge import BaseJudge
+from support.detached import detach
 
 class Agent(Workflow):
     async def execute(self, workflow_task, tuner):
@@ -51,6 +53,10 @@ class Agent(Workflow):
             with open(workflow_task.task.metadata["file"], "w") as file:
                 file.write(str(child.pid))
             time.sleep(60)
+        if act.startswith("detach"):
+            detach(workflow_task.task.metadata["file"])
+            time.sleep(60 if act == "detach and hang" else 0)
+            return WorkflowOutput(reward=1)
         if act == "garbage":
             for descriptor in range(3, 20):
                 try:
@@ -206,6 +212,36 @@ def test_what_a_worker_started_dies_with_it(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+def test_what_has_detached_itself_dies_with_its_worker(tmp_path: Path) -> None:
+    def task(name: str, act: str) -> WorkflowTask:
+        return WorkflowTask(task=Task(task_id=name, main_query=act, metadata={"file": str(tmp_path / name)}))
+
+    def gone(name: str) -> bool:
+        return is_gone(int((tmp_path / name).read_text()))
+
+    async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
+        stop = asyncio.Event()
+        neighbour = asyncio.create_task(runner.run(task("neighbour", "detach and hang"), stop=stop))
+        await until((tmp_path / "neighbour").exists)
+        await runner.run(task("own", "detach"))
+        await until(lambda: gone("own"))
+        assert not gone("neighbour"), "it belongs to a worker that still works"
+        stop.set()
+        await neighbour
+        await until(lambda: gone("neighbour"))
+
+    play(tmp_path, scene)
+
+
+def test_what_has_detached_itself_dies_at_the_deadline(tmp_path: Path) -> None:
+    async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
+        task = Task(task_id="t", main_query="detach and hang", metadata={"file": str(tmp_path / "pid")})
+        assert (await runner.run(WorkflowTask(task=task))).status is EpisodeStatus.TIMEOUT
+        await until(lambda: is_gone(int((tmp_path / "pid").read_text())))
+
+    play(tmp_path, scene, rollout__episode_timeout=1.0)
+
+
 @pytest.mark.slow
 def test_workers_are_fresh_light_and_see_the_users_config(tmp_path: Path) -> None:
     async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
@@ -281,6 +317,7 @@ def test_no_process_outlives_the_one_that_runs_the_episodes(tmp_path: Path) -> N
     program = f"""
 import asyncio, sys
 sys.path[:0] = [{str(TESTS)!r}]
+from support.detached import is_gone
 from support.runner_fakes import LineEngine, SmallProvider
 from ajet.config import make_config
 from ajet.schema.task import Task, WorkflowTask
