@@ -1,5 +1,7 @@
 # Everything a clone needs, from nothing but Python, git and make. `.venv/` is built once and shared by all targets.
 
+SHELL := /bin/bash
+.SHELLFLAGS := -eo pipefail -c
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,12 +22,24 @@ help:  ## list the targets
 
 env: $(VENV)/.ready  ## build .venv with everything the tests and the demo need
 
+# Installing takes minutes the first time: a line for each package that comes. Their number is that of the pinned ones.
+PIP_SHOWN := -m pip install --progress-bar off --disable-pip-version-check
+SHOWN = awk -v total=$$(wc -l < constraints/default.txt) ' \
+  /^ *(Downloading|Using cached|Processing) .*\.(whl|tar)/ && !/metadata/ { \
+    n = split($$0, part, "/"); sub(/^ *(Downloading|Using cached|Processing) /, "", part[n]); size = part[n]; \
+    sub(/-[0-9].*/, "", part[n]); if (!sub(/.*\(/, "(", size)) size = ""; \
+    printf "  %d of about %d: %s %s\n", ++count, total, part[n], size; fflush() } \
+  /^Installing collected/ { print "  unpacking them"; fflush() }'
+
 # torch first: its version is pinned, so that no other package's open range pulls in another build
 $(VENV)/.ready: pyproject.toml constraints/default.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"ajet needs Python 3.11 or 3.12, and {sys.executable} is {v[0]}.{v[1]}: set PYTHON=/path/to/python3.11")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP_INSTALL) $$(grep '^torch==' constraints/default.txt)
-	$(BIN)/python $(PIP_INSTALL) -c constraints/default.txt -e '.[dev]'
+	@echo "building $(VENV): about 2 GB, some minutes the first time"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "1 of 2: PyTorch"
+	@$(BIN)/python $(PIP_SHOWN) $$(grep '^torch==' constraints/default.txt) | $(SHOWN)
+	@echo "2 of 2: ajet and what it needs"
+	@$(BIN)/python $(PIP_SHOWN) -c constraints/default.txt -e '.[dev]' | $(SHOWN)
 	@touch $@
 
 demo: env  ## train an agent on a tiny model, on this machine's CPU, from start to end
