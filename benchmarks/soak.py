@@ -95,7 +95,7 @@ class Soak:
         wrapper = WRAPPERS[len(self.lives) % len(WRAPPERS)] if self.faults else WRAPPERS[0]
         environment = {**self._environment(), "SOAK_ISOLATED": str(int(wrapper != "asyncio"))}
         settings = [
-            "experiment_name=soak", "trainer_common.total_training_steps=100000", "trainer_common.save_freq=5",
+            "experiment_name=soak", "trainer_common.total_training_steps=100000", "trainer_common.save_freq=1",
             "trainer_common.test_freq=0", "trainer_common.val_before_train=false",
             "rollout.user_workflow=benchmarks/_soak_workflow.py->SoakWorkflow", f"task_runner.wrapper_type={wrapper}",
             f"gateway.port={self.ports['gateway']}", f"task_runner.remote.port={self.ports['runners']}",

@@ -181,11 +181,17 @@ ADVICE = {
 """What the user can do about an operating system's refusal."""
 
 
-def place_advice(error: BaseException) -> str | None:
-    """The message, or None if the error is none of these or says no place."""
-    if not isinstance(error, OSError) or error.errno not in ADVICE or error.filename is None:
+def place_advice(error: BaseException, else_in: Path | None = None) -> str | None:
+    """The message, or None if the error is none of these or says no place. `else_in`: where a disk was full, if the
+    error doesn't say."""
+    if not isinstance(error, OSError) or error.errno not in ADVICE:
         return None
-    place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+    found = error.filename
+    if found is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        found = else_in
+    if found is None:
+        return None
+    place = os.fsdecode(found) if isinstance(found, str | bytes) else str(found)
     shown = place if len(place) <= 200 else f"{place[:100]}…{place[-60:]}"
     return f"{shown}: {error.strerror}\n    {ADVICE[error.errno]}"
 
@@ -336,7 +342,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
             return fail(str(error), EXIT_FAILED)
         except Exception as error:
             status[1] = {"error": f"{type(error).__name__}: {error}"}
-            if (advice := memory_advice(error) or place_advice(error)) is not None:
+            if (advice := memory_advice(error) or place_advice(error, experiment.path)) is not None:
                 log.debug("the run failed", exc_info=error)
                 return fail(advice, EXIT_FAILED)
             log.debug("the run failed", exc_info=error)

@@ -130,7 +130,11 @@ def report_text(
     lines += [f"time             {seconds:.0f} s in steps and validation", ""]
     if plot is not None:
         lines.append(f"plot             {plot}")
-    lines += [f"weights          {folder / 'hf'}", f"episodes         ajet view {folder}"]
+    weights = folder / "hf"
+    lines += [
+        f"weights          {weights if weights.exists() else 'none saved'}",
+        f"episodes         ajet view {folder}",
+    ]
     return "\n".join(lines)
 
 
@@ -178,7 +182,12 @@ def write_plot(steps: list[dict[str, Any]], path: Path, title: str) -> Path | No
     axes.set(xlabel="step", ylabel="mean return", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=130)
+    try:
+        figure.savefig(path, dpi=130)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        log.warning("the plot %s can't be written: %s", path, error.strerror)
+        return None
     return path
 
 

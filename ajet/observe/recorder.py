@@ -46,6 +46,8 @@ from ajet.schema.task import Task
 logger = logging.getLogger(__name__)
 
 _BATCH = 256
+MOST_WAITING = 1_000
+"""Episodes that wait in memory for room on the disk; further ones are lost."""
 _GIB = 1024**3
 _PRUNE_AT_ONCE = 8
 _PRUNE_TO = 0.95
@@ -107,6 +109,8 @@ class _Write:
 
     work: Callable[[sqlite3.Connection], bool]
     done: Future[bool]
+    keep: bool = True
+    """Tried again later if the file can't be written now."""
 
 
 class EpisodeRecorder:
@@ -200,9 +204,12 @@ class EpisodeRecorder:
 
         return self._submit(delete)
 
-    def flush(self) -> None:
-        """Return when everything recorded so far is in the file."""
-        self._submit(lambda connection: True).result()
+    def flush(self) -> bool:
+        """Return when everything recorded so far is in the file. False if it can't be written now: then it waits for
+        room, and the log says so."""
+        done: Future[bool] = Future()
+        self._jobs.put(_Write(lambda connection: True, done, keep=False))
+        return done.exception() is None
 
     def close(self) -> None:
         """Write what is pending and close the file."""
@@ -225,15 +232,26 @@ class EpisodeRecorder:
         connection = self._open()
         self._read_known_tokens(connection)
         ended = False
+        waiting: list[_Write] = []
         while not ended:
             batch = [self._jobs.get()]
             while len(batch) < _BATCH and not self._jobs.empty():
                 batch.append(self._jobs.get())
             ended = None in batch
-            self._write(connection, [job for job in batch if job is not None])
+            jobs = [*waiting, *(job for job in batch if job is not None)]
+            if (error := self._write(connection, jobs)) is None:
+                waiting = []
+                continue
+            if not waiting:
+                logger.warning("%s can't be written (%s): episodes wait for room in memory", self.path, error)
+            waiting = [job for job in jobs if job.keep][:MOST_WAITING]
+        if waiting:
+            logger.error("%s lacks its last %d episodes", self.path, len(waiting))
         connection.close()
 
-    def _write(self, connection: sqlite3.Connection, jobs: list[_Write]) -> None:
+    def _write(self, connection: sqlite3.Connection, jobs: list[_Write]) -> sqlite3.Error | None:
+        """Write all jobs, or none: then returns why not."""
+        failed: sqlite3.Error | None = None
         results: list[tuple[_Write, bool | Exception]] = []
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -244,14 +262,18 @@ class EpisodeRecorder:
         except sqlite3.Error as error:  # nothing of this batch is acknowledged
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            self._read_known_tokens(connection)
-            results = [(job, error) for job in jobs]
+            self._known_tokens = set()  # what of them is in the file, the next batch finds out
+            failed, results = error, [(job, error) for job in jobs]
         for job, result in results:
-            if isinstance(result, Exception):
+            if isinstance(result, Exception) and failed is None:
                 logger.error("episode not recorded: %s: %s", type(result).__name__, result)
+            if job.done.done():
+                continue  # it had to wait, and whoever asked for it knows
+            if isinstance(result, Exception):
                 job.done.set_exception(result)
             else:
                 job.done.set_result(result)
+        return failed
 
     def _try(self, connection: sqlite3.Connection, job: _Write) -> bool | Exception:
         """Run one job of a batch. If it fails, only this job is undone."""

@@ -84,7 +84,11 @@ class CheckpointFolder:
             _sync(self.root)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(draft, ignore_errors=True)
-            log.warning("the checkpoint of step %d could not be written (%s); keeping the previous one", step, error)
+            log.warning(
+                "the checkpoint of step %d could not be written to %s, where %.1f MB are free (%s); the run goes on, "
+                "and tries again at its next checkpoint",
+                *(step, self.root, shutil.disk_usage(self.root).free / 2**20, error),
+            )
             return None
         self._prune()
         return Checkpoint(final, step, {"step": step, **state})

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
+import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ajet.config import Config
+from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder, read_events
 from ajet.observe.metrics import read_metrics, rewind_metrics
+from ajet.observe.recorder import EpisodeRecorder
+from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Ledger
 from ajet.trainer.checkpoint import CheckpointFolder
 
 
@@ -37,6 +43,10 @@ def fill(disk: Path) -> Path:
                 file.write(b"x" * 4096)
         except OSError:
             return filler
+
+
+def episode(name: str, note: str = "") -> Episode:
+    return Episode(name, "t", EpisodeStatus.COMPLETED, CallTree(), Ledger(), reward=1.0, metadata={"note": note})
 
 
 def test_metrics_events_and_log_go_on_when_there_is_room_again(
@@ -73,7 +83,7 @@ def test_the_checkpoint_before_stays_in_use(small_disk: Path, caplog: pytest.Log
     assert checkpoints.save(1, {}, write(1000)) is not None  # type: ignore[arg-type]
     assert checkpoints.save(2, {}, write(1_000_000)) is None  # type: ignore[arg-type]
     newest = checkpoints.newest()
-    assert newest is not None and newest.step == 1 and "keeping the previous one" in caplog.text
+    assert newest is not None and newest.step == 1 and "the run goes on" in caplog.text
     assert checkpoints.save(3, {}, write(1000)) is not None  # type: ignore[arg-type]
     assert sorted(path.name for path in (small_disk / "checkpoints").iterdir()) == ["step_1", "step_3"]
 
@@ -109,3 +119,51 @@ def test_a_run_that_begins_again_drops_its_trajectories(tmp_path: Path) -> None:
         assert sorted(os.listdir(folder.path / "trajectories")) == ["step_0", "step_1"]
         folder.rewind(-1)
         assert os.listdir(folder.path / "trajectories") == [] and read_metrics(folder.path / "metrics.jsonl") == []
+
+
+def test_episodes_wait_for_room(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = EpisodeRecorder(small_disk / "episodes.sqlite")
+    assert recorder.record(episode("first"), 1).result()
+    filler = fill(small_disk)
+    late = [recorder.record(episode(name, "x" * 50_000), 1) for name in ("second", "third")]
+    assert all(isinstance(each.exception(), sqlite3.Error) for each in late), "not acknowledged"
+    assert not recorder.flush()
+    filler.unlink()
+    assert recorder.record(episode("fourth"), 1).result() and recorder.flush()
+    recorder.close()
+    store = EpisodeStore(small_disk / "episodes.sqlite")
+    assert sorted(store.ids()) == ["first", "fourth", "second", "third"]
+    store.close()
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1 and "episodes.sqlite can't be written" in said[0]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_and_says_what_is_not_saved(small_disk: Path, tmp_path: Path) -> None:
+    for name in ("say_vowels.yaml", "say_vowels.jsonl", "say_vowels.py"):
+        shutil.copy(Path("tests/support", name), tmp_path)
+    (small_disk / "filler").write_bytes(b"x" * (2 * 1024 - 400) * 1024)
+    command = [
+        sys.executable,
+        "-m",
+        "ajet",
+        "--conf",
+        "say_vowels.yaml",
+        "--exp-dir",
+        f"{small_disk}/runs",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "trainer_common.save_freq=1"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 1, said
+    assert "step 3/3" in said and "Traceback" not in said, said
+    assert "warning: the checkpoint of step 1 could not be written to" in said
+    assert "the weights of step 3 are lost" in said and "there is no checkpoint. Make room" in said

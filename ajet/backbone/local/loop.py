@@ -30,7 +30,7 @@ from ajet.observe.metric_names import step_names
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, FloatArray, Ledger
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import EXIT_FAILED, ConfigError
 from ajet.schema.task import Task
 from ajet.task_reader.task_reader_base import Curriculum, TaskStream
 from ajet.task_runner.external_episodes import NO_TASK
@@ -97,6 +97,8 @@ class LocalRun:
         self.total = 0
         self.step = 0
         self.saved = 0
+        self.unsaved = False
+        """The latest checkpoint could not be written."""
         self.barren = 0
         self.hints = Hints()
         self.failures = FailureWatch(config)
@@ -133,6 +135,14 @@ class LocalRun:
             log.error("%s", why_nothing_trained(self.experiment.path, resumed, self.progress.state.tally))
             return EXIT_NOTHING_TRAINED
         self._tell_failures()
+        if self.unsaved:
+            newest = f"the newest checkpoint is of step {self.saved}" if self.saved else "there is no checkpoint"
+            log.error(
+                "the weights of step %d are lost: %s could not be written, and %s. Make room, and run the same "
+                "command again",
+                *(self.step, self.checkpoints.root, newest),
+            )
+            return EXIT_FAILED
         return 0
 
     def _make_engine(self, config: Config) -> Engine:
@@ -355,6 +365,7 @@ class LocalRun:
         if self.score is not None and self.score[0] == self.step:
             state["score"] = self.score[1]
         saved = self.checkpoints.save(self.step, state, self._write_checkpoint)
+        self.unsaved = saved is None
         if saved is not None:
             self.saved = self.step
             self.checkpoints.point(self.experiment.hf, saved)
