@@ -74,20 +74,29 @@ def _working_folder() -> str | None:
 
 _MOMENT_S = 0.05
 
-_SLICE_S = 0.5
+ROUND_S = 0.5
+"""How long all other threads together may compute until the interrupting one has its turn again."""
+
+_SHORT_TURN_S = 1e-4
 
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 def raise_in(
-    thread: threading.Thread, exception: type[BaseException], unless: Callable[[], bool], wake: Callable[[], None]
+    thread: threading.Thread,
+    exception: type[BaseException],
+    unless: Callable[[], bool],
+    wake: Callable[[], None],
+    round_s: float = ROUND_S,
 ) -> None:
     """Raise `exception` in the thread, but not if it has ended, nor if `unless` or its place in the code forbids it.
 
-    `wake` has the thread leave a wait, such as a loop's for events.
+    `wake` has the thread leave a wait, such as a loop's for events. If all threads compute, this takes two rounds.
     """
     traced = sys.version_info < (3, 12) and _traced()
-    with _no_other_thread():  # between the checks and the exception, it can't advance nor another take its identifier
+    with _no_other_thread(
+        round_s
+    ):  # between the checks and the exception, it can't advance nor another take its identifier
         wake()
         ident = thread.ident
         if ident is None or not thread.is_alive() or unless() or _is_delicate(sys._current_frames().get(ident)):
@@ -99,12 +108,24 @@ def raise_in(
 
 
 @contextmanager
-def _no_other_thread() -> Iterator[None]:
+def _no_other_thread(round_s: float) -> Iterator[None]:
     """Keep the interpreter lock, also on a machine so busy that this thread doesn't run for a while."""
     usual = sys.getswitchinterval()
-    sys.setswitchinterval(_SLICE_S)
+    sys.setswitchinterval(round_s / threading.active_count())
     try:
         time.sleep(0.001)  # who waits for the lock since before has had it, and now waits by the new interval
+        yield
+    finally:
+        sys.setswitchinterval(usual)
+
+
+@contextmanager
+def short_turns() -> Iterator[None]:
+    """Let threads that compute slow the others down less: of 16, each has the interpreter for 5 ms in turn, so that
+    every step of another one waits 80 ms."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(_SHORT_TURN_S)
+    try:
         yield
     finally:
         sys.setswitchinterval(usual)

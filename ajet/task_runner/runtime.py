@@ -31,6 +31,7 @@ from ajet.task_runner.environments import find_environment, find_sandbox, load_w
 from ajet.task_runner.external_episodes import ExternalEpisodes, ExternalRunner
 from ajet.task_runner.model import MakeEngine, Model, ModelLoader, build_engine
 from ajet.task_runner.pool import OnEpisode, RolloutPool
+from ajet.task_runner.process_state import short_turns
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.remote import RemoteRunner
 from ajet.task_runner.runner import TaskRunner
@@ -96,15 +97,20 @@ class Runtime:
         if not self._service.running:
             return
         until = time.monotonic()
-        for stage in (self._stop_episodes, self._stop_engine, self._stop_servers):
-            until += STOP_S
-            stopping = self.submit(stage())
-            if wait([stopping], until - time.monotonic()).not_done:
-                log.warning("%s did not end in time", stage.__name__.removeprefix("_stop_"))
-                stopping.cancel()
-            elif (error := stopping.exception()) is not None:
-                log.warning("%s ended with %s: %s", stage.__name__.removeprefix("_stop_"), type(error).__name__, error)
-        self._service.stop(STOP_S)
+        with short_turns():
+            for stage in (self._stop_episodes, self._stop_engine, self._stop_servers):
+                until += STOP_S
+                self._stop_stage(stage, until)
+            self._service.stop(STOP_S)
+
+    def _stop_stage(self, stage: Callable[[], Coroutine[Any, Any, None]], until: float) -> None:
+        name = stage.__name__.removeprefix("_stop_")
+        stopping = self.submit(stage())
+        if wait([stopping], until - time.monotonic()).not_done:
+            log.warning("%s did not end in time", name)
+            stopping.cancel()
+        elif (error := stopping.exception()) is not None:
+            log.warning("%s ended with %s: %s", name, type(error).__name__, error)
 
     def __enter__(self) -> Runtime:
         return self.start()
@@ -279,6 +285,8 @@ class Runtime:
             self.pool.stop_all()
             while self.pool.running:
                 await asyncio.sleep(0.01)
+        if hasattr(self, "attempts"):  # before the engine: threads that compute would slow its end down
+            await self.attempts.aclose()
 
     async def _stop_engine(self) -> None:
         loaded = self._loader.loaded
@@ -286,6 +294,4 @@ class Runtime:
             await loaded.result().engine.aclose()
 
     async def _stop_servers(self) -> None:
-        if hasattr(self, "attempts"):
-            await self.attempts.aclose()
         await self.gateway.aclose()

@@ -38,7 +38,7 @@ from ajet.task_runner.attempt import (
 )
 from ajet.task_runner.environments import EnvironmentEndings, LeasedSandbox
 from ajet.task_runner.off_loop import cancel_loops, drop_complaints, end_tasks, run_with_pauses
-from ajet.task_runner.process_state import ProcessState, raise_in
+from ajet.task_runner.process_state import ROUND_S, ProcessState, raise_in
 from ajet.task_runner.results import WorkflowInterrupted, run_workflow
 from ajet.task_runner.workflow import Workflow
 
@@ -52,6 +52,8 @@ GRACE_S = 2.0
 """How long a thread may continue after its episode before it is interrupted, and again before it counts as lost."""
 
 _AGAIN_S = 0.25
+_LAST_ROUND_S = 0.05
+"""When everything ends, many threads may have to be interrupted in one grace period."""
 
 COLLECT_EVERY_S = 10.0
 """How often `asyncio-with-gc` collects cyclic garbage (agents, their clients and memories). Not after every episode,
@@ -197,12 +199,12 @@ class EpisodeThread(Generic[T]):
                 self._loop.call_soon_threadsafe(self._task.cancel)
                 cancel_loops(self._thread.ident, besides=self._loop)
 
-    def interrupt(self) -> None:
+    def interrupt(self, round_s: float = ROUND_S) -> None:
         """Raise `WorkflowInterrupted` in the thread. Takes effect when it next executes Python code.
 
         May have no effect (see `raise_in`): repeat it until the thread has ended.
         """
-        raise_in(self._thread, WorkflowInterrupted, unless=lambda: self._interrupted, wake=self._wake)
+        raise_in(self._thread, WorkflowInterrupted, unless=lambda: self._interrupted, wake=self._wake, round_s=round_s)
 
     def _wake(self) -> None:
         """Loops of the thread that wait for events execute no Python code."""
@@ -263,6 +265,7 @@ class EpisodeThreads:
         self._collected_at: float | None = None
         self._released: set[EpisodeThread[Any]] = set()
         self._started = 0
+        self._ending = False
         self.process_state = ProcessState()
         drop_complaints()
 
@@ -302,12 +305,26 @@ class EpisodeThreads:
             gc.freeze()
 
     async def interrupt_all(self) -> None:
-        """Interrupt all threads that outlived their episodes, repeatedly, for one grace period."""
-        give_up = time.monotonic() + self._grace_s
-        while time.monotonic() < give_up and any(thread.alive for thread in self._released):
-            for thread in self._released:
-                thread.interrupt()
+        """Interrupt all threads that outlived their episodes, repeatedly, for one grace period. Then leave them: they
+        end with the process. First, those that were cancelled may close what they have open."""
+        self._ending = True
+        began = time.monotonic()
+        while self._outlived() and time.monotonic() < began + self._grace_s / 4:
+            await asyncio.sleep(self._grace_s / 40)
+        give_up = began + self._grace_s
+        while (alive := self._outlived()) and time.monotonic() < give_up:
+            for thread in alive:
+                if time.monotonic() < give_up:
+                    thread.interrupt(_LAST_ROUND_S)
             await asyncio.sleep(_AGAIN_S)
+        if alive:
+            log.warning(
+                "workflow threads that can't be interrupted are left behind: %d%s",
+                *(len(alive), at_user_line(alive[-1].stack())),
+            )
+
+    def _outlived(self) -> list[EpisodeThread[Any]]:
+        return [thread for thread in self._released if thread.alive]
 
     @property
     def lost(self) -> list[EpisodeThread[Any]]:
@@ -317,7 +334,7 @@ class EpisodeThreads:
         return sorted(gone, key=lambda thread: thread.released_at or before)
 
     def _interrupt_late(self, thread: EpisodeThread[Any]) -> None:
-        if thread.alive:
+        if thread.alive and not self._ending:
             stack = thread.stack()
             log.warning(
                 "%s is still running %.0f s after its episode ended; interrupting it%s",
@@ -328,6 +345,6 @@ class EpisodeThreads:
 
     def _interrupt_again(self, thread: EpisodeThread[Any]) -> None:
         """Once may not be enough: for example, Python discards exceptions raised inside a finaliser."""
-        if thread.alive:
+        if thread.alive and not self._ending:
             thread.interrupt()
             asyncio.get_running_loop().call_later(self._grace_s, self._interrupt_again, thread)

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ajet.observe.logs import TRACEBACK
+from ajet.schema.user_code import load_symbol
 from ajet.task_runner.attempt import WorkflowResult
 from ajet.task_runner.environments import EnvironmentEndings
 from ajet.task_runner.threads import EpisodeThreads, _AttemptInThread
@@ -71,30 +73,34 @@ def test_a_thread_that_fails_after_its_episode_was_stopped_is_no_complaint(caplo
 def test_a_hanging_thread_is_one_line_on_the_terminal_and_its_stack_is_in_the_log(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    workflow = tmp_path / "agent.py"
-    workflow.write_text("def hang(release):\n    release.wait()\n", encoding="utf-8")
-    names: dict[str, Any] = {}
-    exec(compile(workflow.read_text(encoding="utf-8"), str(workflow), "exec"), names)  # noqa: S102
+    hang = hanging(tmp_path)
     release = threading.Event()
-
-    async def hang() -> None:
-        names["hang"](release)
 
     async def outlive() -> None:
         threads = EpisodeThreads(10, grace_s=0.0)
-        thread = threads.start(hang)
-        while "release.wait" not in thread.stack() and "in hang" not in thread.stack():
+        thread = threads.start(lambda: hang(release))
+        while "in hang" not in thread.stack():
             await asyncio.sleep(0.01)
         threads.release(thread)
         while not caplog.records:
             await asyncio.sleep(0.01)
+        await threads.interrupt_all()
         release.set()
         await asyncio.wait([asyncio.wrap_future(thread.result)])
 
     asyncio.run(outlive())
-    warning = caplog.records[0]
-    assert warning.getMessage().endswith(f"interrupting it, at {workflow}:2 in hang")
-    assert "threading.py" in getattr(warning, TRACEBACK)
+    late, left = caplog.records
+    assert late.getMessage().endswith(f"interrupting it, at {tmp_path}/agent.py:2 in hang")
+    assert "threading.py" in getattr(late, TRACEBACK)
+    assert left.getMessage().endswith(f"are left behind: 1, at {tmp_path}/agent.py:2 in hang")
+
+
+def hanging(folder: Path) -> Callable[[threading.Event], Coroutine[Any, Any, None]]:
+    """A user's function that hangs where nothing interrupts it, until the event is set."""
+    file = folder / "agent.py"
+    file.write_text("async def hang(release):\n    release.wait()\n", encoding="utf-8")
+    function: Callable[[threading.Event], Coroutine[Any, Any, None]] = load_symbol(f"{file}->hang")
+    return function
 
 
 async def work() -> int:
