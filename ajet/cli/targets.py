@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ajet.cli.view import find_experiment
+from ajet.cli.view import find_experiment, opened_experiment
 from ajet.schema.chat import Tool
 from ajet.schema.episode import ROOT
 from ajet.schema.errors import ConfigError
@@ -87,6 +87,8 @@ def _rollout_of(target: str) -> dict[str, Any]:
 def weights_of(target: str) -> str:
     """The model that a target names: the `hf/` folder of an experiment or checkpoint, or else the target itself."""
     folder = find_experiment(Path(target).expanduser())
+    if not folder.is_dir() and not _may_be_model(target):
+        opened_experiment(folder)
     if not folder.is_dir() or (folder / "config.json").is_file():
         return str(folder) if folder.is_dir() else target
     if (folder / "hf" / "config.json").is_file():
@@ -94,6 +96,13 @@ def weights_of(target: str) -> str:
     raise ConfigError(
         f"{target} holds no weights: neither hf/config.json nor config.json (has the run saved a step yet?)"
     )
+
+
+def _may_be_model(target: str) -> bool:
+    """Whether a target that is no folder can be a model: `tiny:NAME`, `OWNER/NAME`, or a cached hub id without owner."""
+    from ajet.engine.model_source import TINY, ModelSource
+
+    return "/" in target or target.startswith(TINY.rstrip(":")) or ModelSource.resolve(target).folder() is not None
 
 
 def weights_folder(folder: Path, *, best: bool = False) -> Path:

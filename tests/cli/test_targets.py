@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli.targets import target_config, weights_folder, weights_of
+from ajet.observe.viewer import ExperimentNotFoundError
 from ajet.schema.errors import ConfigError
 
 
@@ -17,6 +18,19 @@ def test_an_experiments_weights_are_found(tmp_path: Path) -> None:
     (tmp_path / "hf" / "config.json").write_text("{}")
     assert weights_of(str(tmp_path)) == str(tmp_path / "hf")
     assert weights_of("tiny:qwen2") == "tiny:qwen2"
+
+
+def test_a_name_that_is_neither_run_nor_model_is_refused_with_the_runs_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "saved_experiments" / "maths"
+    run.mkdir(parents=True)
+    (run / "config.resolved.yaml").write_text("ajet: {}\n")
+    (run / "state.json").write_text("{}")
+    with pytest.raises(ExperimentNotFoundError, match=r"math: no such run\n.*did you mean maths\? .*: maths"):
+        target_config("math")
+    assert weights_of("nobody/nothing") == "nobody/nothing"
 
 
 def test_a_folder_for_evaluation_must_exist_and_hold_weights(tmp_path: Path) -> None:
