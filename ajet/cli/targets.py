@@ -99,7 +99,8 @@ def weights_of(target: str) -> str:
 
 
 def _may_be_model(target: str) -> bool:
-    """Whether a target that is no folder can be a model: `tiny:NAME`, `OWNER/NAME`, or a cached hub id without owner."""
+    """Whether a target that is no folder can be a model: `tiny:NAME`, `OWNER/NAME`, or a short hub id that is
+    cached."""
     from ajet.engine.model_source import TINY, ModelSource
 
     return "/" in target or target.startswith(TINY.rstrip(":")) or ModelSource.resolve(target).folder() is not None

@@ -22,7 +22,15 @@ from typing import Any
 from ajet.config.tasks import HuggingFaceConfig, JsonlConfig, TaskReaderConfig
 from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task
-from ajet.task_judge.helper import AnswerCache, Asker, HelperModel, NearDuplicates, UnusableAnswerError, read_json
+from ajet.task_judge.helper import (
+    AnswerCache,
+    Asker,
+    HelperModel,
+    HelperRefusalError,
+    NearDuplicates,
+    UnusableAnswerError,
+    read_json,
+)
 from ajet.task_reader.documents import Chunk, chunks_of, read_documents
 from ajet.task_reader.review import QUESTION, review
 from ajet.task_reader.task_reader_base import BaseTaskReader, with_unique_ids
@@ -91,6 +99,8 @@ class Written:
     repeated: int = 0
     rejected: int = 0
     unusable: int = 0
+    refused: int = 0
+    """Questions that the model's server refused."""
     leaks: int = 0
     """Training tasks that repeated a validation task."""
 
@@ -102,6 +112,7 @@ class TaskWriter:
         self._asker, self._seed, self._section, self._spent = asker, reader.seed, reader.data_generation, spent
         self._said_at = time.monotonic()
         self._unusable = 0
+        self._refusals: list[str] = []
 
     async def write(self, chunks: Sequence[Chunk], seeds: Sequence[Task]) -> Written:
         """Tasks to train and to validate on."""
@@ -118,7 +129,8 @@ class TaskWriter:
         if not sources:
             raise TaskDataError(
                 "ajet.task_reader.data_generation: the model wrote no usable question about the documents "
-                f"({self._unusable} unusable answers, {written.rejected} rejected); the log has the reasons"
+                f"({self._unusable} unusable answers, {written.rejected} rejected{self._last_refusal()}); the log has "
+                "the reasons"
             )
         guard = NearDuplicates(threshold)
         for task in sources:
@@ -133,12 +145,12 @@ class TaskWriter:
             clean = [task for task in fresh if guard.find(task.main_query) is None]
             written.leaks += len(fresh) - len(clean)
             written.training += await self._kept(clean, known, written)
-        written.unusable = self._unusable
+        written.unusable, written.refused = self._unusable, len(self._refusals)
         if not written.training:
             raise TaskDataError(
                 "ajet.task_reader.data_generation: no training task was left: "
                 f"{written.unusable} unusable answers, {written.repeated} repetitions, {written.leaks} repeated a "
-                f"validation task, {written.rejected} rejected by the review"
+                f"validation task, {written.rejected} rejected by the review{self._last_refusal()}"
             )
         self._tell(written)
         return written
@@ -150,7 +162,7 @@ class TaskWriter:
 
     async def _ask_about(self, chunk: Chunk, number: int) -> list[Task]:
         question = QUESTIONS.format(count=PER_CALL, text=chunk.text)
-        records = await self._ask(question, MANY, number)
+        records = await self._ask(question, MANY, number, chunk)
         tasks = []
         for record in records or []:
             place = _place(record["related_doc"], chunk)
@@ -179,7 +191,7 @@ class TaskWriter:
             document=DOCUMENT.format(text=chunk.text) if chunk else "",
             number=number + 1,
         )
-        record = await self._ask(question, ONE, number)
+        record = await self._ask(question, ONE, number, chunk)
         if record is None:
             return None
         metadata: dict[str, Any] = {
@@ -193,8 +205,9 @@ class TaskWriter:
             }
         return _task(record["query"], metadata)
 
-    async def _ask(self, question: str, schema: dict[str, Any], draw: int) -> Any:
-        """The model's answer, or None if it can't be used. An unreachable model is an error."""
+    async def _ask(self, question: str, schema: dict[str, Any], draw: int, about: Chunk | None) -> Any:
+        """The model's answer, or None if it can't be used or its server refuses the question. An unreachable model is
+        an error."""
         try:
             return await self._asker.ask(
                 [{"role": "user", "content": question}],
@@ -207,6 +220,13 @@ class TaskWriter:
             self._unusable += 1
             log.warning("%s", error)
             return None
+        except HelperRefusalError as error:
+            self._refusals.append(str(error))
+            log.warning("left out, refused: a question%s: %s", f" about {about.source}" if about else "", error)
+            return None
+
+    def _last_refusal(self) -> str:
+        return f", questions refused: {len(self._refusals)}, the last: {self._refusals[-1]}" if self._refusals else ""
 
     async def _all(self, work: Sequence[Any]) -> list[Any]:
         """The results in order, with a progress line in the log. The first error cancels the rest."""
@@ -241,9 +261,9 @@ class TaskWriter:
     def _tell(self, written: Written) -> None:
         log.info(
             "tasks written: %d to train on, %d to validate on; left out: %d repetitions, %d that repeated a validation "
-            "task, %d rejected by the review, %d unusable answers; %s",
+            "task, %d rejected by the review, %d unusable answers, %d refused questions; %s",
             *(len(written.training), len(written.validation), written.repeated, written.leaks),
-            *(written.rejected, written.unusable, self._spent()),
+            *(written.rejected, written.unusable, written.refused, self._spent()),
         )
 
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 
 from ajet.schema.task import Task
-from ajet.task_judge.helper import Asker, UnusableAnswerError, read_json
+from ajet.task_judge.helper import Asker, HelperRefusalError, UnusableAnswerError, read_json
 
 log = logging.getLogger("ajet.task_reader")
 
@@ -58,7 +58,7 @@ async def review(
                 temperature=temperature,
                 max_tokens=max_tokens,
             )
-        except UnusableAnswerError as error:
+        except (UnusableAnswerError, HelperRefusalError) as error:
             log.warning("left out, not reviewed: %.80r: %s", task.main_query, error)
             return None
         if tell and not said["good"]:

@@ -143,6 +143,33 @@ def test_unusable_answers_are_named_and_end_the_writing(tmp_path: Path, answer: 
         build_reader(configured(tmp_path, server.url)).get_training_tasks()
 
 
+REFUSAL = (400, {}, {"error": {"message": "content filter"}})
+
+
+@pytest.mark.parametrize("llm_filter", [True, False])
+def test_a_refused_document_is_left_out_with_its_reason(
+    tmp_path: Path, llm_filter: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "ajet.task_reader")
+    config_keys = {"task_num": 20, "llm_filter": llm_filter}
+    with helper(lambda question: REFUSAL if "poison" in question else writer(question)) as server:
+        config = configured(tmp_path, server.url, **config_keys)
+        (tmp_path / "docs" / "b.md").write_text("A text about poison.")
+        reader = build_reader(config)
+        assert reader.get_validation_tasks()[0].main_query == "When was the lighthouse built?"
+        assert {task.metadata["source_doc_id"] for task in reader.get_training_tasks()} == {"docs/a.md"}
+        assert reader.written().refused > 0  # type: ignore[attr-defined]
+    assert "refused: a question about docs/b.md" in caplog.text and "content filter" in caplog.text
+
+
+def test_a_model_that_refuses_every_document_is_an_error(tmp_path: Path) -> None:
+    with (
+        helper(lambda _: REFUSAL) as server,
+        pytest.raises(TaskDataError, match=r"questions refused: 1, .*content filter"),
+    ):
+        build_reader(configured(tmp_path, server.url)).get_training_tasks()
+
+
 def test_a_dead_helper_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ajet.task_judge.helper.model, "MAX_RETRIES", 0)
     with pytest.raises(HelperError, match=r"'big' at http://127\.0\.0\.1:9/v1: APIConnectionError"):

@@ -32,9 +32,16 @@ OPENAI_URL = "https://api.openai.com/v1"
 MAX_RETRIES = 5
 """Retries after a transient error (busy, unreachable, 5xx): with the client's backoff, about 15 seconds in total."""
 
+REFUSED = (400, 413, 422)
+"""HTTP statuses of a request that the server doesn't take as it is: filtered content, too long a prompt."""
+
 
 class HelperError(AjetError):
     """A call to the helper model failed, after retries."""
+
+
+class HelperRefusalError(HelperError):
+    """The helper's server refused a request for what it holds (HTTP 400, 413 or 422). Another request may succeed."""
 
 
 class HelperBudgetError(UserError):
@@ -197,7 +204,7 @@ class HelperModel:
         return asyncio.run_coroutine_threadsafe(self._call(list(messages), sampling), self.loop())
 
     async def _call(self, messages: list[Message], sampling: dict[str, Any]) -> str:
-        from openai import OpenAIError
+        from openai import APIStatusError, OpenAIError
 
         try:
             reply: ChatCompletion = await self._client.chat.completions.create(
@@ -207,7 +214,9 @@ class HelperModel:
             )
         except OpenAIError as error:
             place = self.endpoint().base_url
-            raise HelperError(f"helper model {self.model!r} at {place}: {type(error).__name__}: {error}") from error
+            refused = isinstance(error, APIStatusError) and error.status_code in REFUSED
+            kind = HelperRefusalError if refused else HelperError
+            raise kind(f"helper model {self.model!r} at {place}: {type(error).__name__}: {error}") from error
         if reply.usage is not None:
             self.budget.add_usage(reply.usage.prompt_tokens, reply.usage.completion_tokens)
         elif self.budget.counts_tokens:
