@@ -239,7 +239,7 @@ class GatewayConfig(Section):
     max_body_mb: AboveZero = 16.0
     """Largest request body in MB, decompressed."""
     max_concurrent_per_episode: Positive = 64
-    """Most concurrent requests per episode; further ones get status 429."""
+    """Most concurrent requests per episode; further ones wait for their turn."""
     allowed_origins: list[str] = []
     """Web pages that may call the gateway from a browser, by origin (`http://localhost:3000`), or `*` for any."""
 

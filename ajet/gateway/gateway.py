@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -79,6 +78,18 @@ class AllowedOrigins:
                 "access-control-max-age": str(PREFLIGHT_S),
             },
         )
+
+
+MOST_CALLS = 1_024
+"""Requests of one episode, those that wait for their turn among them."""
+
+
+@dataclass(slots=True)
+class RunningCalls:
+    """The requests of one episode that haven't been answered."""
+
+    places: asyncio.Semaphore
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +165,7 @@ class Gateway:
         self._controls: dict[str, EpisodeSession] = {}
         """The sessions by the id of their control key."""
         self._registrations: dict[EpisodeSession, _Registration] = {}
-        self._in_flight: Counter[EpisodeSession] = Counter()
+        self._calls: dict[EpisodeSession, RunningCalls] = {}
         self.external: EpisodeOpener | None = None
         """Begins episodes for external programs; None: the gateway accepts none."""
         self._server = HttpServer(self, self.settings.limits, self.settings.tls)
@@ -283,12 +294,21 @@ class Gateway:
                 request.method, request.path, request.body, self.external, self._known_as(request)
             )
         caller: Caller = request.caller
-        running = self._in_flight[caller.session]
-        if running >= self.settings.max_concurrent_per_episode:
-            busy = EngineOverloadedError(f"this episode already has {running} requests in progress: try again later")
+        calls = self._calls.get(caller.session)
+        if calls is None:
+            calls = self._calls[caller.session] = RunningCalls(
+                asyncio.Semaphore(self.settings.max_concurrent_per_episode)
+            )
+        if calls.count >= MOST_CALLS:
+            busy = EngineOverloadedError(f"this episode already has {calls.count} requests here: try again later")
             return error_answer(busy, request.path)
-        self._in_flight[caller.session] += 1
+        calls.count += 1
         streaming = False
+        try:
+            await calls.places.acquire()
+        except BaseException:
+            self._forget(caller.session)
+            raise
         try:
             kind = request.headers.get(b"content-type", b"").decode("latin-1")
             reply = await answer(request.method, request.path, request.body, caller, kind)
@@ -308,9 +328,14 @@ class Gateway:
         return f"{self._server.address.scheme}://{host}/v1"
 
     def _leave(self, session: EpisodeSession) -> None:
-        self._in_flight[session] -= 1
-        if not self._in_flight[session]:
-            del self._in_flight[session]
+        self._calls[session].places.release()
+        self._forget(session)
+
+    def _forget(self, session: EpisodeSession) -> None:
+        calls = self._calls[session]
+        calls.count -= 1
+        if not calls.count:
+            del self._calls[session]
 
     def _leave_when_closed(self, reply: Answer, session: EpisodeSession) -> None:
         """A stream counts as a request until it ends."""

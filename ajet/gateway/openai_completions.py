@@ -21,6 +21,8 @@ from ajet.schema.errors import ModelCallError
 from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
 
 MAX_PROMPTS = 64
+MAX_TOKENS = 2**18
+"""Tokens of all prompts of a request, each counted as often as it is completed."""
 
 
 async def completions(body: dict[str, Any], caller: Caller) -> Answer:
@@ -30,6 +32,11 @@ async def completions(body: dict[str, Any], caller: Caller) -> Answer:
     asked = read_model(body, caller)
     logprobs = protocol.integer(body, "logprobs", 0, 20)
     sampling = read_sampling(body, caller.session.settings.default_sampling)
+    prompts = await _prompts(body.get("prompt"), caller.session)
+    if len(prompts) > 1 and (tokens := choices * sum(map(len, prompts))) > MAX_TOKENS:
+        raise BadField(
+            "prompt", f"prompts of {tokens} tokens, each counted n times: send at most {MAX_TOKENS} at a time"
+        )
     requests = [
         ChatRequest(
             messages=[],
@@ -41,7 +48,7 @@ async def completions(body: dict[str, Any], caller: Caller) -> Answer:
             n=choices,
             top_logprobs=logprobs or 0,
         )
-        for ids in await _prompts(body.get("prompt"), caller.session)
+        for ids in prompts
     ]
     token_ids = protocol.flag(body, "return_token_ids")
     if protocol.flag(body, "stream"):

@@ -222,19 +222,40 @@ def test_one_connection_many_requests() -> None:
     asyncio.run(run())
 
 
-def test_too_many_at_once_are_asked_to_wait() -> None:
+def test_more_at_once_than_run_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet.gateway.gateway.MOST_CALLS", 6)
+
     async def run() -> None:
         engine = LineEngine("hi", gate=asyncio.Event())
         async with place(engine, max_concurrent_per_episode=4) as here:
-            waiting = [asyncio.ensure_future(post(here, CHAT, {**BODY, "stream": i % 2 == 0})) for i in range(4)]
+            running = [asyncio.ensure_future(post(here, CHAT, {**BODY, "stream": i % 2 == 0})) for i in range(4)]
             await until(lambda: len(engine.requests) == 4)
+            _, gone = await asyncio.open_connection("127.0.0.1", here.port)
+            gone.write(request_bytes("POST", CHAT, here.key.api_key, BODY))
+            await until(lambda: here.gateway._calls[here.session].count == 5)
+            gone.close()
+            await until(lambda: here.gateway._calls[here.session].count == 4)
+            waiting = [asyncio.ensure_future(post(here, CHAT, BODY)) for _ in range(2)]
+            await until(lambda: here.gateway._calls[here.session].count == 6)
             reply = await post(here, CHAT, BODY)
             assert reply.status == 429 and int(reply.headers["retry-after"]) >= 1
             assert reply.json()["error"]["type"] == "rate_limit_error"
-            assert engine.gate is not None
+            assert len(engine.requests) == 4 and engine.gate is not None
             engine.gate.set()
-            assert [reply.status for reply in await asyncio.gather(*waiting)] == [200] * 4
-            assert (await post(here, CHAT, BODY)).status == 200
+            assert [reply.status for reply in await asyncio.gather(*running, *waiting)] == [200] * 6
+            assert not here.gateway._calls
+
+    asyncio.run(run())
+
+
+def test_completions_of_many_prompts_are_bounded_before_any_work() -> None:
+    async def run() -> None:
+        engine = LineEngine("hi")
+        async with place(engine) as here:
+            body = {"model": "m", "prompt": [[7] * 100] * 64, "n": 64, "max_tokens": 1}
+            reply = await post(here, "/v1/completions", body)
+            assert reply.status == 400 and "prompts of 409600 tokens" in reply.json()["error"]["message"]
+            assert not engine.requests
 
     asyncio.run(run())
 
