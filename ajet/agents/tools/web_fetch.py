@@ -101,7 +101,7 @@ class AllowList:
         addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
         for text in addresses:
             address = _unwrapped(ipaddress.ip_address(text.partition("%")[0]))
-            if not address.is_global and not any(address in network for network in self._networks):
+            if not _is_public(address) and not any(address in network for network in self._networks):
                 raise Refused(f"{host} leads to {address}, which is not a public address, and may not be fetched")
         return addresses
 
@@ -148,6 +148,8 @@ def _plain_path(path: str) -> str:
         raise ValueError(path)
     path.encode("ascii")
     parts = [unquote(part) for part in path.split("/")]
+    if any(";" in part and part.partition(";")[0] in (".", "..") for part in parts):
+        raise ValueError(path)  # some servers take `..;x` for `..`
     if any(part in (".", "..") or "/" in part for part in parts):
         slash = "/" if path.endswith("/") else ""
         path = posixpath.normpath(unquote(path)) + slash
@@ -162,10 +164,22 @@ def _literal(host: str) -> Address | None:
         return None
 
 
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+NAT64_LOCAL = ipaddress.IPv6Network("64:ff9b:1::/48")
+
+
 def _unwrapped(address: Address) -> Address:
     """An IPv4 address that is written as an IPv6 one."""
+    if isinstance(address, ipaddress.IPv6Address) and address in NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     inner: Any = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None)
     return inner if inner is not None else address
+
+
+def _is_public(address: Address) -> bool:
+    """Whether it is one host's, on the public internet."""
+    local = address in NAT64_LOCAL or getattr(address, "is_site_local", False)
+    return address.is_global and not address.is_multicast and not local
 
 
 HIDDEN = frozenset({"script", "style", "noscript", "template", "svg", "iframe", "object", "textarea"})
@@ -279,6 +293,11 @@ class _PageReader:
 REDIRECTS = 5
 TEXTS = ("text/", "application/json", "application/xml", "application/xhtml", "application/javascript")
 ALSO_TEXT = ("+json", "+xml")
+CHARSETS = re.compile(
+    r"utf-(8(-sig)?|16(-[lb]e)?)|ascii|iso8859-\d+|cp(125\d|866|874|932|949)|koi8-[ru]|gb2312|gbk|gb18030|big5|euc_(jp|kr)|"
+    r"shift_jis|iso2022_jp|tis-620|mac-roman"
+)
+"""Character sets of pages, by Python's names. Others can take any time: `punycode` is quadratic."""
 HEADERS = [(b"User-Agent", b"ajet-web-fetch"), (b"Accept", b"text/*, */*;q=0.5"), (b"Accept-Encoding", b"identity")]
 
 
@@ -326,7 +345,7 @@ class WebFetch(StatelessTool):
             return _failed(f"{url} could not be reached: {describe_error(error)}")
         if not kind.startswith(TEXTS) and not kind.partition(";")[0].endswith(ALSO_TEXT):
             return _failed(f"{url} is {kind or 'of no type'}, {len(content):,} bytes: only text can be shown.")
-        text = _decoded(content, kind)
+        text = await asyncio.to_thread(_decoded, content, kind)
         if "html" in kind:
             text = await asyncio.to_thread(page_text, text, url)
         if status >= 400:
@@ -406,13 +425,13 @@ def _authority(url: str) -> bytes:
 
 
 def _decoded(content: bytes, kind: str) -> str:
-    """The text, by the character set that the server names."""
+    """The text, by the character set that the server names, if pages are written in it."""
     charset = kind.partition("charset=")[2].split(";")[0].strip("\"' ") or "utf-8"
     try:
-        codecs.lookup(charset)
-        return content.decode(charset, errors="replace")
-    except (LookupError, ValueError):  # an unknown one, or one that is none of text
-        return content.decode("utf-8", errors="replace")
+        known = codecs.lookup(charset).name
+    except (LookupError, ValueError):
+        known = ""
+    return content.decode(known if CHARSETS.fullmatch(known) else "utf-8", errors="replace")
 
 
 def _failed(message: str) -> ToolResult:

@@ -36,6 +36,8 @@ class Site(BaseHTTPRequestHandler):
             self.answer(200, "text/html; charset=utf-8", PAGE.encode())
         elif name == "/latin":
             self.answer(200, "text/plain; charset=latin-1", "grün".encode("latin-1"))
+        elif name == "/punycode":
+            self.answer(200, "text/plain; charset=punycode", b"a" * 500_000 + b"-" + b"z9" * 500_000)
         elif name == "/long":
             self.answer(200, "text/plain", b"0123456789" * 5000)
         elif name == "/binary":
@@ -126,6 +128,31 @@ def test_private_addresses_are_refused_unless_listed(site: Any) -> None:
         assert not told.success and site.RequestHandlerClass.seen == ["/latin"], literal
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "64:ff9b::7f00:1",
+        "64:ff9b::a00:1",
+        "64:ff9b:1::1",
+        "fec0::1",
+        "ff02::1",
+        "224.0.0.1",
+        "::ffff:10.0.0.1",
+        "2002:7f00:1::",
+    ],
+)
+def test_what_leads_inside_is_refused(address: str) -> None:
+    rules = AllowList(["example.org"])
+    with pytest.raises(Refused, match="not a public address"):
+        asyncio.run(rules.addresses(address, 80))
+    assert asyncio.run(AllowList(["64:ff9b::/96", "0.0.0.0/0", "::/0"]).addresses(address, 80))
+
+
+def test_a_charset_that_is_made_to_be_slow(site: Any) -> None:
+    told = fetch(f"http://127.0.0.1:{site.server_port}/punycode", ["127.0.0.1"])
+    assert told.success and told.output.startswith("aaaa"), "read as UTF-8, like any unknown one"
+
+
 def test_a_dead_server(site: Any) -> None:
     site.shutdown()
     site.server_close()
@@ -155,6 +182,9 @@ def test_a_dead_server(site: Any) -> None:
         ("https://example.org/docs/", "https://example.org/docs/../secret", False),
         ("https://example.org/docs/", "https://example.org/docs/%2e%2e/secret", False),
         ("https://example.org/docs/", "https://example.org/docs/..%2fsecret", False),
+        ("https://example.org/docs/", "https://example.org/docs/..;/secret", False),
+        ("https://example.org/docs/", "https://example.org/docs/%2e%2e%3bx/secret", False),
+        ("https://example.org/docs/", "https://example.org/docs/a;v=1/b", True),
         ("bücher.example", "https://xn--bcher-kva.example/", True),
     ],
 )
