@@ -292,6 +292,27 @@ def choose_backbone(flag: BackboneName | None, config: Config) -> tuple[Backbone
     return DEFAULT_BACKBONE, f"the default; --backbone takes {', '.join(BACKBONES)}"
 
 
+class _LastError(logging.Handler):
+    """Keeps the last error that was logged: why a run failed that raised nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.message = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.message = record.getMessage()
+
+
+@contextmanager
+def _last_error() -> Iterator[_LastError]:
+    handler, logger = _LastError(), logging.getLogger("ajet")
+    logger.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        logger.removeHandler(handler)
+
+
 def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: RunBackbone) -> int:
     """Open the experiment folder, run, and close it. Nothing that was started outlives this."""
     from ajet.backbone.checks import check_start
@@ -314,6 +335,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
         )
         config.remember_folder(folder_of(config, arguments.exp_dir, config.yaml_path).resolve())
         status: list[Any] = ["failed", {}]
+        last_error = stack.enter_context(_last_error())
         stack.callback(lambda: experiment.close(status[0], **status[1]))
         try:
             options = replace(options, viewer=f"ajet view {_typed(experiment.path)}")
@@ -352,6 +374,8 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
                 EXIT_FAILED,
             )
         status[0] = {0: "completed", EXIT_INTERRUPTED: "interrupted"}.get(code, "failed")
+        if status[0] == "failed" and last_error.message:
+            status[1] = {"error": last_error.message}
         return code
 
 

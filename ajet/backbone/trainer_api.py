@@ -37,6 +37,12 @@ QUERY_FIELDS = ("main_query", "question", "query", "prompt", "problem", "instruc
 class RunFailedError(AjetError):
     """A run that ended without success. The experiment's folder holds what it left."""
 
+    def __init__(self, reason: str, folder: Path) -> None:
+        super().__init__(f"the run failed: {reason}\n    its folder: {folder}")
+        self.reason = reason
+        """Why, with the most frequent failures of its episodes, if any failed."""
+        self.folder = folder
+
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
@@ -243,8 +249,8 @@ class Trainer:
         if code != 0:
             events = read_events(path / "events.jsonl")
             why = events[-1].get("error") if events else None
-            why = why or "the lines above and its run.log say why"
-            raise RunFailedError(f"the run failed: {why}\n    its folder: {path}")
+            why = why or "its run.log says why"
+            raise RunFailedError(why, path)
         return FinishedRun(path.resolve())
 
 

@@ -75,5 +75,7 @@ def _open_gateway(model: Model, max_model_len: int, arguments: Namespace) -> Gat
         return Caller(model.open_conversation(max_model_len), DEFAULT_AGENT, DEFAULT_TARGET)
 
     tls = gateway_tls(arguments.tls_cert, arguments.tls_key, "--tls-cert and --tls-key")
-    settings = GatewaySettings(arguments.host, arguments.port, "--host or --port", tls=tls)
+    settings = GatewaySettings(
+        arguments.host, arguments.port, "--host or --port", without_key=not arguments.api_key, tls=tls
+    )
     return Gateway(settings, authorize)

@@ -34,9 +34,12 @@ from ajet.system.http_messages import (
     Answer,
     HttpLimits,
     HttpRequest,
+    InvalidKeyError,
     KeyRing,
+    is_loopback,
     json_answer,
     presented_key,
+    without_port,
 )
 from ajet.system.http_server import HttpServer, tls_context
 
@@ -102,6 +105,9 @@ class GatewaySettings:
     """The settings that the error message names when the gateway can't listen on the address."""
     key_ttl_s: float = KEY_TTL_S
     max_concurrent_per_episode: int = 64
+    without_key: bool = False
+    """Any key is accepted. Then only requests to a name of this machine are served: no web page whose name is made to
+    lead here can send one."""
     allowed_origins: tuple[str, ...] = ()
     """Web pages that may call from a browser."""
     limits: HttpLimits = field(default_factory=HttpLimits)
@@ -242,6 +248,10 @@ class Gateway:
         return refused
 
     def _check(self, request: HttpRequest) -> Answer | None:
+        host = without_port(request.headers.get(b"host", b"").decode("latin-1"))
+        if self.settings.without_key and not is_loopback(host):
+            error = InvalidKeyError(f"without a key, only requests to localhost are served, not to {host[:100]!r}")
+            return error_answer(error, request.path)
         if request.path == "/healthz":
             request.unauthenticated = True
             return None

@@ -91,8 +91,11 @@ def _of_flag(name: str, config: Config) -> Service:
     folder, script = variables.get(f"{variable}_PATH"), variables.get(f"{variable}_SCRIPT")
     for what, value in ((f"{variable}_PATH", folder), (f"{variable}_SCRIPT", script)):
         if not value:
+            there = sorted(key.removesuffix("_SCRIPT").lower() for key in variables if key.endswith("_SCRIPT"))
+            flags = [f"--with-{each.replace('_', '-')}" for each in there if f"{each}_PATH".upper() in variables]
+            known = f" (there are: {', '.join(flags)})" if flags else ""
             raise ServiceError(
-                f"--with-{name}: the environment variable {what} is not set, nor is it in .env\n"
+                f"--with-{name}: the environment variable {what} is not set, nor is it in .env{known}\n"
                 f"    export {variable}_PATH=/folder/of/the/service {variable}_SCRIPT='bash start.sh'"
             )
     assert folder is not None and script is not None

@@ -248,6 +248,26 @@ def test_more_at_once_than_run_wait_for_their_turn(monkeypatch: pytest.MonkeyPat
     asyncio.run(run())
 
 
+def test_without_a_key_only_this_machines_names_are_served() -> None:
+    """A web page whose name is made to lead to 127.0.0.1 sends that name."""
+
+    async def status(port: int, host: str) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async def run() -> None:
+        async with place(LineEngine("hi"), without_key=True) as here:
+            for host in ("evil.example", f"evil.example:{here.port}", "127.0.0.1.evil.example", ""):
+                assert b"only requests to localhost are served" in await status(here.port, host)
+            for host in ("localhost", f"127.0.0.1:{here.port}", f"[::1]:{here.port}"):
+                assert b"only requests to localhost" not in await status(here.port, host)
+
+    asyncio.run(run())
+
+
 def test_completions_of_many_prompts_are_bounded_before_any_work() -> None:
     async def run() -> None:
         engine = LineEngine("hi")
