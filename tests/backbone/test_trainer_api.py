@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ajet import Task, Trainer, rollout
-from ajet.backbone.trainer_api import FinishedRun, _rows
+from ajet.backbone.trainer_api import FinishedRun, RunFailedError, _rows
 from ajet.schema.errors import ConfigError, UserError
 
 SMALL = {
@@ -242,3 +242,19 @@ def test_a_run_without_metrics_has_a_page_too(tmp_path: Path) -> None:
 def test_a_wrong_key_was_given_to_the_trainer(keys: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         Trainer(keys, exp_dir=tmp_path).fit("agent.py->solver", [{"question": 1}])
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_carries_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    @rollout
+    async def broken(task: dict[str, Any]) -> float:
+        return float(task["no such field"])
+
+    settings = SMALL | {"trainer_common": SMALL["trainer_common"] | {"total_training_steps": 1}}
+    with pytest.raises(RunFailedError) as raised:
+        Trainer(settings, quiet=True).fit(broken, TASKS)
+    assert raised.value.reason.startswith("nothing was trained")
+    assert "KeyError: 'no such field'" in raised.value.reason and "test_trainer_api.py" in raised.value.reason
+    assert raised.value.folder.is_dir()

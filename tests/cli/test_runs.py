@@ -111,7 +111,7 @@ def test_weights_are_found_by_name(here: Path, capsys: pytest.CaptureFixture[str
     hf.mkdir(exist_ok=True)
     (hf / "config.json").write_text("{}")
     assert weights_of("math-agent") == str(hf)
-    assert weights_of("gpt2") == "gpt2"
+    assert weights_of("openai-community/gpt2") == "openai-community/gpt2"
     code, _, _ = said(capsys, "export", "weights", "math-agent", str(tmp_path / "out"))
     assert code == 0
     assert (tmp_path / "out" / "config.json").exists()
