@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.cli.view import find_experiment, opened_experiment
+from ajet.observe.line_file import read_regular
 from ajet.schema.chat import Tool
 from ajet.schema.episode import ROOT
 from ajet.schema.errors import ConfigError
@@ -79,7 +80,7 @@ def _rollout_of(target: str) -> dict[str, Any]:
         return {}
     import yaml
 
-    config = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    config = yaml.safe_load(read_regular(file)) or {}
     rollout: dict[str, Any] = config.get("ajet", {}).get("rollout") or {}
     return rollout
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import stat
 import zlib
 from pathlib import Path
 from typing import Any, Final
@@ -217,6 +218,9 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     """A read-only connection, which sees each batch as soon as it is committed."""
     if not path.exists():
         raise EpisodeStoreError(f"{path}: no such file. Episodes are recorded while a run is going on.")
+    # a pipe would hold SQLite up for good; opening the file to see what it is would drop this process's locks on it
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise EpisodeStoreError(f"{path} is not a regular file, which a run would have written: move it away")
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False, timeout=10.0)
     try:
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import yaml
 
-from ajet.observe.line_file import LineFile, whole_record
+from ajet.observe.line_file import LineFile, open_text, read_regular, whole_record
 from ajet.observe.logs import FileLog, Masker
 from ajet.observe.metrics import MetricsSink, flatten, make_sinks, require_trackers, rewind_metrics
 from ajet.schema.errors import UserError
@@ -315,14 +315,14 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     """The events in a file, without a last line that is still being written."""
     if not path.exists():
         return []
-    with path.open(encoding="utf-8") as file:
+    with open_text(path) as file:
         return [event for line in file if (event := whole_record(line)) is not None]
 
 
 def read_environment(path: Path) -> dict[str, str]:
     """The recorded machine, versions and judge of a run; empty for a run of an older version."""
     file = path / "environment.json"
-    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    found = json.loads(read_regular(file)) if file.exists() else {}
     return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
@@ -417,7 +417,7 @@ def _parsed(text: str) -> Any:
 
 def _changes(path: Path, now: dict[str, Any]) -> dict[str, list[Any]]:
     """The keys that differ from the last run in this folder: `{key: [before, now]}`."""
-    before = dict(flatten(yaml.safe_load(path.read_text(encoding="utf-8")) or {}))
+    before = dict(flatten(yaml.safe_load(read_regular(path)) or {}))
     after = dict(flatten(now))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     return {key: [before.get(key), after.get(key)] for key in keys}

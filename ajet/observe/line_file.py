@@ -1,21 +1,60 @@
 """`LineFile`: a file that grows by whole lines, and outlives a full disk: what could not be written is written later.
 
 A line that a kill or a full disk cut off stays alone: the next one begins on a line of its own. `whole_record` reads
-one.
+one. `open_regular` and `read_regular` read what may come from somebody else: a run's folder can be anybody's.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TextIO
+
+from ajet.schema.errors import UserError
 
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 10_000
 """Lines that wait for room on the disk; further ones are lost."""
+MOST_BYTES = 64 * 2**20
+"""Of a file that is read whole. Configs, notes and states are thousands of times smaller."""
+
+
+class UnreadableFileError(UserError, OSError):
+    """A file of a run's folder that no run writes: a link, a pipe, a device, or far too large."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file: no link is followed, and no pipe is waited for. Raises `FileNotFoundError` and
+    `UnreadableFileError`."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UnreadableFileError(f"{path} can't be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UnreadableFileError(f"{path} is not a regular file, which a run would have written: move it away")
+    return os.fdopen(handle, "rb")
+
+
+def open_text(path: Path) -> TextIO:
+    """The same, as text. What isn't UTF-8 is replaced."""
+    return io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace", newline="\n")
+
+
+def read_regular(path: Path) -> str:
+    """The text of a regular file, of a bounded size."""
+    with open_text(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MOST_BYTES:
+            raise UnreadableFileError(f"{path} has {size:,} bytes, and at most {MOST_BYTES:,} are read: move it away")
+        return file.read()
 
 
 class LineFile:
@@ -80,5 +119,5 @@ def unreadable_lines(path: Path) -> list[int]:
     """The numbers, from 1, of the lines that aren't a JSON object, except a last line that is still being written."""
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with open_text(path) as file:
         return [number for number, line in enumerate(file, 1) if line.endswith("\n") and whole_record(line) is None]

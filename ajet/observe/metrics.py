@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ajet.config.kinds import TRACKERS, load
-from ajet.observe.line_file import LineFile, whole_record
+from ajet.observe.line_file import LineFile, open_text, whole_record
 from ajet.observe.logs import Masker
 from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.schema.user_code import import_class
@@ -79,7 +79,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     steps: dict[int, dict[str, Any]] = {}
     if not path.exists():
         return []
-    with path.open(encoding="utf-8") as file:
+    with open_text(path) as file:
         for line in file:
             record = whole_record(line)
             if record is not None and isinstance(record.get("step"), int):

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from ajet.observe.line_file import read_regular
 from ajet.schema.errors import UserError
 
 FILE = "notes.json"
@@ -62,7 +63,7 @@ class Notes:
     def read(self) -> NotesFile:
         """Read the file; without one, there are no notes."""
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=NotesFile)
+            return msgspec.json.decode(read_regular(self._file).encode(), type=NotesFile)
         except FileNotFoundError:
             return NotesFile()
         except (msgspec.DecodeError, OSError) as error:
@@ -93,7 +94,8 @@ class Notes:
 
     def _replace(self, everything: NotesFile) -> None:
         scratch = self._file.with_suffix(".tmp")
-        with scratch.open("w", encoding="utf-8") as file:
+        scratch.unlink(missing_ok=True)  # left by a kill, or somebody's link to elsewhere
+        with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w", encoding="utf-8") as file:
             json.dump(asdict(everything), file, ensure_ascii=True, indent=1)
             file.flush()
             os.fsync(file.fileno())

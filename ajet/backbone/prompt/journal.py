@@ -31,6 +31,7 @@ from typing import Any, TextIO
 
 import yaml
 
+from ajet.observe.line_file import open_regular, read_regular
 from ajet.observe.logs import Masker
 from ajet.prompt_tuning.candidate import Candidate
 from ajet.prompt_tuning.search import Earlier
@@ -184,7 +185,7 @@ def read_best(experiment: Path) -> dict[str, Any]:
     """The `best.yaml` of a run. Raises `HistoryError`."""
     path = experiment / FOLDER / BEST
     try:
-        record = yaml.safe_load(path.read_text(encoding="utf-8"))
+        record = yaml.safe_load(read_regular(path))
         if not isinstance(record, dict) or not isinstance(record["templates"], dict) or not record["templates"]:
             raise ValueError("it names no templates")
     except FileNotFoundError:
@@ -202,7 +203,7 @@ def read_history(path: Path) -> History:
     if not path.exists():
         return history
     position = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 break  # the process was killed while it wrote

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 import yaml
 
+from ajet.observe.line_file import read_regular
+
 FOLDER = "prompts"
 _FORMAT = 1
 
@@ -169,7 +171,7 @@ class PromptHistory:
     def _read(self, running: bool) -> _Story:
         story, file = _Story(), self._folder / "history.jsonl"
         try:
-            lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+            lines = read_regular(file).encode().splitlines(keepends=True) if file.exists() else []
         except OSError as error:
             story.problems.append(f"{file} can't be read: {error}")
             lines = []
@@ -202,7 +204,7 @@ class PromptHistory:
         file = self._folder / "best.yaml"
         last = story.rounds[-1].best if story.rounds else ""
         try:
-            story.best = msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), _Best, strict=False)
+            story.best = msgspec.convert(yaml.safe_load(read_regular(file)), _Best, strict=False)
         except FileNotFoundError:
             if last and not running:
                 story.problems.append(f"{file} is missing. The history says that {last} is the best")

@@ -16,7 +16,7 @@ import yaml
 
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import JUDGE, is_running, read_environment, read_events
-from ajet.observe.line_file import unreadable_lines
+from ajet.observe.line_file import open_regular, read_regular, unreadable_lines
 from ajet.observe.metrics import flatten
 from ajet.observe.notes import Note, Notes
 from ajet.observe.viewer.candidates import PromptHistory
@@ -129,7 +129,7 @@ class Experiment:
         """The resolved config, secrets masked."""
         file = self.path / "config.resolved.yaml"
         try:
-            loaded = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else None
+            loaded = yaml.safe_load(read_regular(file)) if file.exists() else None
         except (yaml.YAMLError, UnicodeError) as error:
             raise DamagedExperimentError(f"{file} is not YAML: {error}") from error
         return loaded if isinstance(loaded, dict) else {}
@@ -166,7 +166,7 @@ class Experiment:
         file = self.path / "run.log"
         if not file.exists():
             return []
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             stream.seek(max(0, file.stat().st_size - _LOG_TAIL_BYTES))
             lines = stream.read().decode("utf-8", "replace").splitlines()
         return [_log_record(line) for line in lines if line.startswith("{") and line.endswith("}")]
@@ -280,7 +280,7 @@ class MetricsReader:
         if status.st_ino != self._inode or status.st_size < self._offset:
             self._start_over()
             self._inode = status.st_ino
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):

@@ -28,6 +28,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ajet.observe.line_file import read_regular
 from ajet.observe.notes import Note, NotesError
 from ajet.observe.viewer.library import Experiment, Library, Reading, differences, differently_judged
 from ajet.schema import __version__
@@ -263,11 +264,11 @@ class Pages:
             "About",
             events=list(reversed(events)),
             log=list(reversed(log))[:200],
-            rubrics=rubrics.read_text(encoding="utf-8", errors="replace") if rubrics.exists() else "",
+            rubrics=read_regular(rubrics) if rubrics.exists() else "",
             environment=environment,
             problems=reading.problems,
-            asked=asked.read_text(encoding="utf-8", errors="replace") if asked.exists() else "",
-            resolved=resolved.read_text(encoding="utf-8", errors="replace") if resolved.exists() else "",
+            asked=read_regular(asked) if asked.exists() else "",
+            resolved=read_regular(resolved) if resolved.exists() else "",
         )
 
     async def login(self, request: Request) -> Response:
