@@ -318,6 +318,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
     from ajet.backbone.checks import check_start
     from ajet.config.effects import notes
     from ajet.observe.experiment import ExperimentFolder, folder_of
+    from ajet.observe.logs import ONLY_TO_FILE
     from ajet.system.processes import recorded_run
     from ajet.system.services import start_service, wanted_services
     from ajet.task_judge.base_judge import scored_by
@@ -367,7 +368,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
             if (advice := memory_advice(error) or place_advice(error, experiment.path)) is not None:
                 log.debug("the run failed", exc_info=error)
                 return fail(advice, EXIT_FAILED)
-            log.debug("the run failed", exc_info=error)
+            log.error("the run failed", exc_info=error, extra={ONLY_TO_FILE: True})
             return fail(
                 f"{type(error).__name__}: {error}\n    nothing in the configuration explains this; the traceback is in "
                 f"{experiment.path / 'run.log'}",

@@ -39,6 +39,12 @@ ajet:
   task_reader: {type: random_dummy}
 mine: {}
 """
+FLOW = """
+from ajet import Workflow
+
+class Flow(Workflow):
+    async def execute(self, workflow_task, tuner): ...
+"""
 RUN = """
 import sys
 from ajet.cli.main import main
@@ -54,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("AJET_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     (tmp_path / "own_backbone.py").write_text(BACKBONE)
-    (tmp_path / "flow.py").write_text("class Flow: pass")
+    (tmp_path / "flow.py").write_text(FLOW)
     (tmp_path / "one.yaml").write_text(CONFIG)
     return tmp_path
 
@@ -105,8 +111,8 @@ def test_exit_codes(folder: Path) -> None:
     assert (failed.returncode, failed.stderr.strip().splitlines()[-1]) == (1, "error: the engine died")
     bug = ajet("--conf", "one.yaml", "mine.bug=true")
     assert bug.returncode == 1
-    assert "Traceback" in bug.stderr
-    assert "nobody foresaw this" in (folder / "saved_experiments" / "one" / "run.log").read_text()
+    assert "error: ZeroDivisionError: nobody foresaw this" in bug.stderr and "Traceback" not in bug.stderr
+    assert "Traceback" in (folder / "saved_experiments" / "one" / "run.log").read_text()
     events = (folder / "saved_experiments" / "one" / "events.jsonl").read_text()
     assert '"status":"failed"' in events.replace(": ", ":")
 
