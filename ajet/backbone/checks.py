@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ajet.schema.task import Task
 
 KEY = "ajet.model.path"
+ELSEWHERE = ("remote", "outside")
+"""Runners with a workflow of their own: what it needs may not be installed here."""
 
 
 def check_start(config: Config) -> None:
@@ -29,7 +31,7 @@ def check_start(config: Config) -> None:
     from ajet.task_judge.base_judge import load_judge
     from ajet.task_runner.environments import find_environment, find_sandbox, load_workflow
 
-    if has_workflow(config):
+    if config.ajet.task_runner.wrapper_type not in ELSEWHERE:
         load_workflow(config, config.base_dirs)
     load_judge(config, config.base_dirs)
     find_environment(config, config.base_dirs)
@@ -41,10 +43,9 @@ def check_start(config: Config) -> None:
 
 
 def has_workflow(config: Config) -> bool:
-    """Whether this machine needs the workflow: runners, and programs elsewhere, have their own."""
-    elsewhere = config.ajet.task_runner.wrapper_type in ("remote", "outside")
+    """Whether there is a workflow to check: one is named, or a run needs it."""
     named = config.ajet.rollout.user_workflow is not None or config.ajet.rollout.agent is not None
-    return named or not elsewhere
+    return named or config.ajet.task_runner.wrapper_type not in ELSEWHERE
 
 
 class RunTasks(NamedTuple):

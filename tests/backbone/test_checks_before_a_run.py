@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ajet.backbone.checks import check_start
 from ajet.cli.main import main
+from ajet.config import make_config
+from ajet.schema.errors import ImportPathError
 
 CONF = """\
 ajet:
@@ -115,3 +118,10 @@ def test_a_model_with_recurrent_state_is_refused_for_the_embedded_engine(
 def test_validate_says_what_it_did_not_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "c.yaml", "model.path=somebody/some-model"]) == 0
     assert "unchecked  the model: no files of somebody/some-model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("runners", ["remote", "outside"])
+def test_a_workflow_that_runs_elsewhere_is_not_imported_here(runners: str) -> None:
+    check_start(make_config({"rollout.user_workflow": "not_here.py->Agent", "task_runner.wrapper_type": runners}))
+    with pytest.raises(ImportPathError):
+        check_start(make_config({"rollout.user_workflow": "not_here.py->Agent"}))

@@ -19,8 +19,9 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "tutorial" / "example_chat_service"
+# one group a step, of more chats than run at once: the users like about half of them, so its rewards differ
 SMALL = [
-    "model.path=tiny:qwen2-0.3m", "data.train_batch_size=2", "rollout.num_repeat=4", "rollout.max_env_worker=8",
+    "model.path=tiny:qwen2-0.3m", "data.train_batch_size=1", "rollout.num_repeat=8", "rollout.max_env_worker=8",
     "trainer_common.total_training_steps=2", "trainer_common.optim.lr=1e-3", "rollout.max_num_seqs=8",
     "rollout.max_response_length_in_one_turn=16", "rollout.compute_madness_checklist=[]",
 ]  # fmt: skip
