@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ajet.context_tracker.conversation import Audit, CallRecord, Growth, Node, Turn
 from ajet.context_tracker.messages import (
     ReasoningHistory,
@@ -27,7 +29,7 @@ from ajet.context_tracker.messages import (
 from ajet.context_tracker.template import ChatTemplate
 from ajet.context_tracker.template_probe import NotStable, TemplateProbe
 from ajet.schema.chat import Message, Tool
-from ajet.schema.episode import CallTree, Fork
+from ajet.schema.episode import CallTree, Fork, IntArray
 from ajet.schema.errors import InvalidRequestError
 
 __all__ = ["NotStable", "Renderer"]
@@ -83,6 +85,10 @@ class Renderer:
         fitted = self.template.fit(messages, first=True)
         return self.template.text(fitted, self.encoder.mark(list(tools)) or None, kwargs, generate=generate)
 
+    def read_tokens(self, ids: Sequence[int]) -> TokenPrompt:
+        """A prompt given as token ids. Raises InvalidRequestError."""
+        return TokenPrompt(self, ids)
+
     def closing_ids(self, text: str, sampled: Sequence[int]) -> list[int] | NotStable:
         """The ids of appended text, without the end token if the model sampled it itself."""
         ids = self.encoder.continuation(text)
@@ -103,6 +109,24 @@ class Renderer:
         if isinstance(stopped_by, str) and stopped_by in text:
             text = text[: text.rindex(stopped_by)]
         return text
+
+
+class TokenPrompt:
+    """A prompt of token ids, checked, and read as text no more than once however many choices are asked for."""
+
+    def __init__(self, renderer: Renderer, ids: Sequence[int]) -> None:
+        size = len(renderer.tokenizer)
+        if not ids or not all(type(token) is int and 0 <= token < size for token in ids):
+            raise InvalidRequestError(f"the prompt must be at least one token id, each from 0 to {size - 1}")
+        self.ids: IntArray = np.asarray(ids, np.int32)
+        self._renderer = renderer
+        self._texts: dict[int, str] = {}
+
+    def text_from(self, start: int) -> str:
+        """What the ids from `start` on say."""
+        if start not in self._texts:
+            self._texts[start] = self._renderer.decode(self.ids[start:].tolist())
+        return self._texts[start]
 
 
 RESERVED = frozenset(

@@ -25,6 +25,7 @@ from ajet.context_tracker.prompting import (
     Prompting,
     PromptRequest,
     Renderer,
+    TokenPrompt,
     changed_message,
     template_arguments,
 )
@@ -139,7 +140,7 @@ class ContextTracker:
         self,
         agent: str,
         target: str,
-        prompt_ids: Sequence[int],
+        prompt: TokenPrompt,
         sampling: Sampling,
         *,
         trainable: bool = True,
@@ -147,20 +148,17 @@ class ContextTracker:
     ) -> PreparedCall:
         """Record a request made of token ids. It extends the longest recorded call whose tokens it begins with."""
         self._check_open(agent, choice)
-        self.check_room(len(prompt_ids))
-        size = len(self.renderer.tokenizer)
-        if not prompt_ids or not all(type(token) is int and 0 <= token < size for token in prompt_ids):
-            raise InvalidRequestError(f"the prompt must be at least one token id, each from 0 to {size - 1}")
-        ids = np.asarray(prompt_ids, np.int32)
+        ids = prompt.ids
+        self.check_room(len(ids))
         before = [record for record in self._records if record.reply is not None and self._begins(ids, record.reply)]
         parent = max(before, key=lambda record: record.reply.end if record.reply else 0, default=None)
         origin = self._growth.root if parent is None or parent.reply is None else parent.reply
         added = ids[origin.end :].tolist()
-        message = {"role": "user", "content": self.renderer.decode(added)}
+        message = {"role": "user", "content": prompt.text_from(origin.end)}
         turn = Turn(message, None, 1)  # outside the tree of messages: no chat request continues it
         request = PromptRequest(agent, turn, (), ROOT, {}, "")
-        prompt = Prompt(ids.tolist(), parent, origin, added, (), None, Audit("", 1))
-        return self._record(request, prompt, None, [message], target, sampling, trainable, choice)
+        whole = Prompt(ids.tolist(), parent, origin, added, (), None, Audit("", 1))
+        return self._record(request, whole, None, [message], target, sampling, trainable, choice)
 
     def _record(
         self,

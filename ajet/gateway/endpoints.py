@@ -142,7 +142,8 @@ async def answer(method: str, path: str, body: bytes, caller: Caller, content_ty
         if path == TRACES_PATH:
             return await traces(body, content_type, caller)
         if method == "POST":
-            read = json_body(body) if len(body) <= LARGE else await asyncio.to_thread(json_body, body)
+            most = caller.session.most_nodes
+            read = json_body(body, most) if len(body) <= LARGE else await asyncio.to_thread(json_body, body, most)
             return await POST[path](read, caller)
         if path in GET:
             return await GET[path]({}, caller)
@@ -197,6 +198,8 @@ def not_found(method: str, path: str) -> Answer | None:
 EPISODES_PATH = "/v1/episodes"
 MAX_EPISODE_BYTES = 1024 * 1024
 """The most bytes of a task, or of an episode's metadata."""
+MAX_EPISODE_NODES = 16_384
+"""The most objects and arrays in them."""
 
 
 class EpisodeOpener(Protocol):
@@ -237,7 +240,7 @@ async def answer_external(method: str, path: str, body: bytes, episodes: Episode
     try:
         if method != "POST":
             raise MethodError(f"{method:.20} is not allowed for {path}")
-        given = json_body(body) if body else {}
+        given = json_body(body, MAX_EPISODE_NODES) if body else {}
         if path == EPISODES_PATH:
             _refuse_unknown(given, ("task",))
             return json_answer({**await episodes.begin(protocol.mapping(given, "task")), "base_url": base_url})

@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 MAX_DEPTH = 64
 """Nesting of a request. No chat is deeper, and templates and encoders recurse."""
-MAX_NODES = 16_384
-"""Objects and arrays of a request: messages, their parts and tool calls, and what tools' schemas consist of."""
 _NO_BRACKETS = bytes(set(range(256)) - set(b'{}[]"'))
 
 
@@ -35,9 +33,9 @@ class BadField(InvalidRequestError):
         self.param = param
 
 
-def json_body(body: bytes) -> dict[str, Any]:
-    """The request's JSON object."""
-    deep = body.count(b"{") + body.count(b"[") > MAX_DEPTH and _too_deep(body)
+def json_body(body: bytes, most_nodes: int) -> dict[str, Any]:
+    """The request's JSON object, which may hold so many objects and arrays."""
+    deep = body.count(b"{") + body.count(b"[") > MAX_DEPTH and _too_deep(body, most_nodes)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -51,14 +49,14 @@ def json_body(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _too_deep(body: bytes) -> bool:
+def _too_deep(body: bytes, most_nodes: int) -> bool:
     """Whether JSON is nested too deeply. Looks at the brackets alone, which is faster than decoding it. Raises BadField
     if there are too many of them."""
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     brackets = unescaped.translate(None, _NO_BRACKETS).replace(b'""', b"")  # what is left of strings without any
     brackets = b"".join(brackets.split(b'"')[::2])  # those outside of strings
-    if brackets.count(b"{") + brackets.count(b"[") > MAX_NODES:
-        raise BadField("body", f"the body holds more than {MAX_NODES} objects and arrays")
+    if brackets.count(b"{") + brackets.count(b"[") > most_nodes:
+        raise BadField("body", f"the body holds more than {most_nodes} objects and arrays")
     for _ in range(MAX_DEPTH):
         if not brackets:
             return False

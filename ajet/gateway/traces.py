@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ajet.gateway.protocol import Caller
+from ajet.gateway.protocol import BadField, Caller, json_body
 from ajet.observe import otlp
 from ajet.observe.tracing import by_our_clock
 from ajet.schema.errors import MissingDependencyError
@@ -25,6 +25,8 @@ from ajet.system.http_server import HttpServer
 PATH = "/v1/traces"
 MAX_BYTES = 4 * 1024 * 1024
 """The limit of one decompressed request. An exporter's batch of 512 spans fits."""
+MAX_NODES = 100_000
+"""Objects and arrays of one request, or messages within it. An exporter's batch with 90 attributes a span fits."""
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 INVALID_ARGUMENT = 3
@@ -70,13 +72,13 @@ def read_export(body: bytes, content_type: str, room: int) -> Export:
     if kind not in (PROTOBUF, JSON):
         raise otlp.OtlpError(f"content-type must be {PROTOBUF} or {JSON}, not {kind!r:.80}")
     if kind == PROTOBUF:
-        message = otlp.parse_protobuf(body)
+        message = otlp.parse_protobuf(body, MAX_NODES)
         spans, count = otlp.read_protobuf(message, room), otlp.count_protobuf(message)
     else:
         try:
-            document = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise otlp.OtlpError(f"the body is not JSON: {error}") from None
+            document = json_body(body, MAX_NODES)
+        except BadField as error:
+            raise otlp.OtlpError(str(error)) from None
         count = otlp.count_json(document)
         spans = otlp.read_json(document, room)
     return Export(spans, count - len(spans))

@@ -145,8 +145,9 @@ def _nanoseconds(value: Any) -> int:
 # ---------------------------------------------------------------- protobuf
 
 
-def parse_protobuf(body: bytes) -> Any:
-    """The message in a request's body. Raises OtlpError, or MissingDependencyError."""
+def parse_protobuf(body: bytes, most: int) -> Any:
+    """The message in a request's body, with at most `most` messages within it. Raises OtlpError, or
+    MissingDependencyError."""
     try:
         service = import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
         decode_error: type[Exception] = import_module("google.protobuf.message").DecodeError
@@ -156,9 +157,28 @@ def parse_protobuf(body: bytes) -> Any:
             "JSON (OTEL_EXPORTER_OTLP_PROTOCOL=http/json)"
         ) from None
     try:
-        return service.ExportTraceServiceRequest.FromString(body)
+        message = service.ExportTraceServiceRequest.FromString(body)
     except decode_error as error:
         raise OtlpError(f"not an ExportTraceServiceRequest: {error}") from None
+    if len(body) > 2 * most:  # an empty message takes two bytes
+        _bound(message, most)
+    return message
+
+
+def _bound(message: Any, most: int) -> None:
+    """Count before anything is read: what is empty costs its sender two bytes, and us a Python object."""
+    waiting = [message]
+    while waiting:
+        for descriptor, value in waiting.pop().ListFields():
+            if descriptor.message_type is None:
+                continue
+            within = (value,) if hasattr(value, "ListFields") else value
+            most -= len(within)
+            if most < 0:
+                raise OtlpError(
+                    "the body holds too many resources, spans, attributes and values: export smaller batches"
+                )
+            waiting.extend(within)
 
 
 def count_protobuf(message: Any) -> int:

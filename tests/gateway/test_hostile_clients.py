@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -276,6 +277,23 @@ def test_completions_of_many_prompts_are_bounded_before_any_work() -> None:
             reply = await post(here, "/v1/completions", body)
             assert reply.status == 400 and "prompts of 409600 tokens" in reply.json()["error"]["message"]
             assert not engine.requests
+
+    asyncio.run(run())
+
+
+def test_the_choices_of_a_token_prompt_share_its_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with place(LineEngine("hi")) as here:
+            decode, read = here.session._renderer.decode, []
+
+            def watched(ids: Sequence[int], **more: Any) -> str:
+                read.append(len(ids))
+                return decode(ids, **more)
+
+            monkeypatch.setattr(here.session._renderer, "decode", watched)
+            reply = await post(here, "/v1/completions", {"model": "m", "prompt": [7] * 9000, "n": 64, "max_tokens": 1})
+            assert reply.status == 200 and len(reply.json()["choices"]) == 64
+            assert [size for size in read if size > 1000] == [9000]
 
     asyncio.run(run())
 

@@ -13,8 +13,9 @@ from ajet.context_tracker import TrackerSettings
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.commands import TorchEngineSettings
 from ajet.engine.torch.engine import TorchEngine
+from ajet.gateway.chat.episode_session import LEAST_REQUEST_NODES
 from ajet.gateway.endpoints import LARGE
-from ajet.gateway.protocol import MAX_DEPTH, MAX_NODES, BadField, json_body
+from ajet.gateway.protocol import MAX_DEPTH, BadField, json_body
 from support.gateway_parts import place, post
 from support.raw_http import until
 from support.session_parts import CALL, TOOLS, USER, LineEngine, count
@@ -195,9 +196,9 @@ def nested(depth: int) -> bytes:
         (nested(MAX_DEPTH), ""),
         (nested(MAX_DEPTH + 1), "nested deeper"),
         (b'{"a": [' + b"[],{}," * 8000 + b"1]}", ""),
-        (b'{"a": [' + b"[]," * MAX_NODES + b"1]}", "objects and arrays"),
-        (json.dumps({"a": "[{" * MAX_NODES}).encode(), ""),
-        (json.dumps({"[" * MAX_NODES: '"[\\' * 5000}).encode(), ""),
+        (b'{"a": [' + b"[]," * LEAST_REQUEST_NODES + b"1]}", "objects and arrays"),
+        (json.dumps({"a": "[{" * LEAST_REQUEST_NODES}).encode(), ""),
+        (json.dumps({"[" * LEAST_REQUEST_NODES: '"[\\' * 5000}).encode(), ""),
         (json.dumps({"a": ['\\"["', "", "[" * 99, "\\", "\\\\[", '"'] * 999}).encode(), ""),
         (b'{"a": "' + b'\\\\", "b": "[' * 1 + b"[" * 99 + b'"}', ""),
         (b"[" * 300, "not JSON"),
@@ -209,10 +210,28 @@ def nested(depth: int) -> bytes:
 )
 def test_brackets_are_counted_before_a_body_is_decoded(body: bytes, says: str) -> None:
     if not says:
-        assert json_body(body) == json.loads(body)
+        assert json_body(body, LEAST_REQUEST_NODES) == json.loads(body)
         return
     with pytest.raises(BadField, match=says):
-        json_body(body)
+        json_body(body, LEAST_REQUEST_NODES)
+
+
+@pytest.mark.parametrize(("room", "status"), [(18_000, 400), (600_000, 200)])
+def test_as_many_tools_as_the_context_has_room_for(room: int, status: int) -> None:
+    fields = {name: {"type": "array", "items": {"type": "string", "enum": ["a"]}} for name in "abcdefghijklmnop"}
+    tools = [
+        {"type": "function", "function": {"name": f"t{i}", "parameters": {"type": "object", "properties": fields}}}
+        for i in range(384)
+    ]
+
+    async def run() -> None:
+        async with place(tracking=TrackerSettings(max_model_len=room, checks=())) as here:
+            reply = await post(here, CHAT, {**BODY, "tools": tools})
+            assert reply.status == status, reply.body[:500]
+            said = reply.body.decode()
+            assert status == 200 or "objects and arrays" in said or "maximum context length" in said
+
+    asyncio.run(run())
 
 
 LONG = {"messages": [{"role": "user", "content": "word " * (LARGE // 4)}]}
@@ -260,7 +279,7 @@ def test_what_has_no_room_is_refused(path: str, body: dict[str, Any]) -> None:
     [
         (b'{"a": "' + b"x" * LARGE, "not JSON"),
         (b"[" + b"1," * LARGE + b"1]", "must be a JSON object, not array"),
-        (b'{"a": ' + b"[" * LARGE, "objects and arrays"),
+        (b'{"a": ' + b"[" * LARGE, "nested deeper"),
         (b'{"a": [' + b"[" * 99 + b"]" * 99 + b'], "b": "' + b"x" * LARGE + b'"}', "nested deeper"),
         (b'{"a": "' + b"\xff" * LARGE + b'"}', "not JSON"),
     ],
@@ -280,11 +299,11 @@ def test_the_loop_is_free_while_a_large_body_is_read(monkeypatch: pytest.MonkeyP
     async def run() -> None:
         reading, go_on = threading.Event(), threading.Event()
 
-        def slowly(body: bytes) -> dict[str, Any]:
+        def slowly(body: bytes, most: int) -> dict[str, Any]:
             if len(body) > LARGE:
                 reading.set()
                 assert go_on.wait(30)
-            return json_body(body)
+            return json_body(body, most)
 
         monkeypatch.setattr("ajet.gateway.endpoints.json_body", slowly)
         async with place() as here:

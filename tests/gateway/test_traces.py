@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from ajet.gateway.protocol import agent_key
-from ajet.gateway.traces import MAX_BYTES
-from ajet.observe.otlp import to_json
+from ajet.gateway.traces import JSON, MAX_BYTES, PROTOBUF, read_export
+from ajet.observe.otlp import OtlpError, to_json
 from ajet.observe.tracing import attributes as names
 from ajet.observe.tracing import get_rewards_from_span
 from ajet.schema.span import Span
@@ -232,6 +232,34 @@ def test_bombs_and_strangers() -> None:
             assert (await send_json(here, document(span(5000)))).status == 409
 
     asyncio.run(run())
+
+
+def length_prefixed(tag: int, inner: bytes) -> bytes:
+    size, digits = len(inner), b""
+    while size > 127:
+        digits, size = digits + bytes([size % 128 + 128]), size // 128
+    return bytes([tag]) + digits + bytes([size]) + inner
+
+
+EMPTY = b"\x0a\x00" * (MAX_BYTES // 2 - 50)
+"""Two bytes each."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        EMPTY,
+        length_prefixed(0x0A, EMPTY.replace(b"\x0a", b"\x12")),
+        length_prefixed(0x0A, length_prefixed(0x12, EMPTY.replace(b"\x0a", b"\x12"))),
+        length_prefixed(0x0A, length_prefixed(0x0A, EMPTY)),
+        json.dumps({"resourceSpans": [{}] * (MAX_BYTES // 4)}, separators=(",", ":")).encode()[:MAX_BYTES],
+    ],
+    ids=["resources", "scopes", "spans", "attributes", "json"],
+)
+def test_what_is_empty_is_counted_before_it_is_read(body: bytes) -> None:
+    kind = JSON if body.startswith(b"{") else PROTOBUF
+    with pytest.raises(OtlpError, match="objects and arrays" if kind == JSON else "export smaller batches"):
+        read_export(body, kind, 1000)
 
 
 def test_numbers_that_no_span_can_hold() -> None:

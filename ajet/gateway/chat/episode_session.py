@@ -37,7 +37,7 @@ from ajet.schema.errors import (
 from ajet.schema.span import Span
 
 if TYPE_CHECKING:
-    from ajet.context_tracker import ContextTracker, PreparedCall, Renderer
+    from ajet.context_tracker import ContextTracker, PreparedCall, Renderer, TokenPrompt
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -47,6 +47,8 @@ LONG_TEXT = 8192
 BYTES_PER_TOKEN = 32
 """No request needs more of them for each token of the model's context, even of indented code escaped as JSON."""
 LEAST_REQUEST_BYTES = 65_536
+LEAST_REQUEST_NODES = 16_384
+"""Messages, their parts and tool calls, and what the tools' schemas consist of."""
 MAX_TEMPLATE_KWARGS_BYTES = 16_384
 MAX_EPISODE_BYTES = 512 * 1024 * 1024
 """The most that an episode's requests may add to what was known: 400 KB, written anew at each of 1,000 calls, pass."""
@@ -74,6 +76,8 @@ class _Preparation(NamedTuple):
     chat_model: ChatModel | None
     """The engine, if it can chat but can't report token ids."""
     wanted: ResponseFormat | None
+    tokens: TokenPrompt | None = None
+    """The prompt, if it was given as token ids."""
 
 
 class EpisodeSession:
@@ -241,13 +245,15 @@ class EpisodeSession:
         """Do the slow preparation before a call begins, once for all choices."""
         if (chat_model := await self._chat_model()) is not None:
             return _Preparation(chat_model, None)
+        if request.prompt_ids is not None:
+            self.tracker.check_room(len(request.prompt_ids))
+            return _Preparation(None, None, self._renderer.read_tokens(request.prompt_ids))
         wanted = ResponseFormat(request.response_format) if request.response_format else None
         if wanted is not None:
             await wanted.check()
-        if request.prompt_ids is None:
-            tools = [] if self.settings.force_disable_toolcalls else request.tools
-            messages = wanted.instruct(request.messages) if wanted else request.messages
-            await self._render_ahead(request.agent, messages, tools, request.chat_template_kwargs)
+        tools = [] if self.settings.force_disable_toolcalls else request.tools
+        messages = wanted.instruct(request.messages) if wanted else request.messages
+        await self._render_ahead(request.agent, messages, tools, request.chat_template_kwargs)
         self.check_open()
         return _Preparation(None, wanted)
 
@@ -282,6 +288,11 @@ class EpisodeSession:
         return LEAST_REQUEST_BYTES + BYTES_PER_TOKEN * self.tracker.settings.max_model_len
 
     @property
+    def most_nodes(self) -> int:
+        """Objects and arrays that a request may hold: each of them takes a token of the context at least."""
+        return max(LEAST_REQUEST_NODES, self.tracker.settings.max_model_len)
+
+    @property
     def _most_tokens(self) -> int:
         """A longer rendering has no room, even if it extends a recorded call, which may be a little shorter."""
         limit = self.tracker.settings.max_model_len
@@ -290,7 +301,7 @@ class EpisodeSession:
     async def _one(
         self, request: ChatRequest, choice: int, on_delta: OnDelta | None, preparation: asyncio.Task[_Preparation]
     ) -> ChatReply:
-        chat_model, wanted = await asyncio.shield(preparation)
+        chat_model, wanted, tokens = await asyncio.shield(preparation)
         if chat_model is not None:
             began = self.tracker.begin_messages(request.agent, choice)
             reply = await self._guarded(chat_model.reply(request))
@@ -298,10 +309,10 @@ class EpisodeSession:
             self.tracker.commit_messages(request, reply, began)
             return reply
         tools = [] if self.settings.force_disable_toolcalls else request.tools
-        prepared = self._begin(request, tools, wanted, choice)
+        prepared = self._begin(request, tools, wanted, tokens, choice)
         self._begun.add(prepared.call_id)
         try:
-            parser = self._parser if request.prompt_ids is None else PLAIN
+            parser = self._parser if tokens is None else PLAIN
             offered = tools if request.tool_choice != "none" else []
             reader = ReplyReader(self._renderer, parser, offered, prepared, choice, on_delta)
             completion = await self._generate(prepared, request.top_logprobs, reader)
@@ -320,16 +331,21 @@ class EpisodeSession:
         return reply
 
     def _begin(
-        self, request: ChatRequest, tools: list[Tool], wanted: ResponseFormat | None, choice: int
+        self,
+        request: ChatRequest,
+        tools: list[Tool],
+        wanted: ResponseFormat | None,
+        tokens: TokenPrompt | None,
+        choice: int,
     ) -> PreparedCall:
         """Record the call with the sampling that applies to it."""
         trained = self.settings.trains(request.target) if request.trainable is None else request.trainable
         index = self._calls_of[request.agent] = self._calls_of.get(request.agent, -1) + 1
         seed = self.settings.seed_key.of_call(request.agent, index)
         sampling = self.settings.sampling(request.sampling, trained=trained, seed=seed)
-        if request.prompt_ids is not None:
+        if tokens is not None:
             return self.tracker.begin_tokens(
-                request.agent, request.target, request.prompt_ids, sampling, trainable=trained, choice=choice
+                request.agent, request.target, tokens, sampling, trainable=trained, choice=choice
             )
         return self.tracker.begin(
             request.agent,
