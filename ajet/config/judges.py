@@ -52,8 +52,6 @@ class LlmJudgeConfig(Section):
     """Most questions at a time, per process."""
     retries: Count = 3
     """How often an answer that can't be used is asked for again. After that it is a `judge_error`, never a score."""
-    timeout: AboveZero = 120
-    """Seconds for one call."""
     cache: bool = True
     """Keep answers in the experiment folder: the same question is asked once."""
 
@@ -135,8 +133,6 @@ class RubricsConfig(Section):
     """Most questions at a time, per process."""
     max_retries: Count = 3
     """How often an answer that can't be used is asked for again. After that it is a `judge_error`, never a score."""
-    timeout: AboveZero = 120
-    """Seconds for one call."""
     cache: bool = True
     """Keep gradings in the experiment folder: the same question is asked once."""
 

@@ -20,12 +20,13 @@ class Dropped(NamedTuple):
 
 _ASYNC = Dropped("model calls are always asynchronous")
 _BY_TOKENS = Dropped("batches are split by tokens")
-_BY_WORDS = Dropped("texts are compared by their words")
+_DUPLICATES = Dropped("ajet.helper.embedding_model says how texts are compared; without it, by their words")
 _EXAMPLES = Dropped("only the training tasks are examples")
 _GATEWAY = Dropped("the gateway is always available")
 _HELPER = Dropped("ajet.helper names the helper model")
 _LINES = Dropped("graded examples are JSON Lines")
 _MEASURED = Dropped("benchmarks/ measures what a run reaches")
+_TIMEOUT = Dropped("ajet.helper.timeout is the time for one answer")
 _REVIEW = Dropped("a filter's params.max_tokens says it")
 
 OLD_KEYS: Mapping[str, str | Dropped] = {
@@ -48,14 +49,18 @@ OLD_KEYS: Mapping[str, str | Dropped] = {
     "rollout.name": "rollout.engine",
     "rollout.step_skip_action": Dropped("what a step of an environment skips is the workflow's own choice"),
     "rollout.vllm.mode": Dropped("vLLM always runs in servers of its own"),
+    "task_judge.llm_judge.timeout": _TIMEOUT,
+    "task_judge.parts.*.llm_judge.timeout": _TIMEOUT,
     "task_judge.parts.*.rubrics_auto_grader.dataset_file": "task_judge.parts.*.rubrics_auto_grader.jsonl_dataset_file",
     "task_judge.parts.*.rubrics_auto_grader.input_data_type": _LINES,
+    "task_judge.parts.*.rubrics_auto_grader.timeout": _TIMEOUT,
+    "task_judge.rubrics_auto_grader.timeout": _TIMEOUT,
     "task_judge.rubrics_auto_grader.input_data_type": _LINES,
     "task_judge.rubrics_auto_grader.dataset_file": "task_judge.rubrics_auto_grader.jsonl_dataset_file",
-    "task_reader.data_generation.deduplication_filter.params.api_key": _BY_WORDS,
-    "task_reader.data_generation.deduplication_filter.params.base_url": _BY_WORDS,
-    "task_reader.data_generation.deduplication_filter.params.db_path": _BY_WORDS,
-    "task_reader.data_generation.deduplication_filter.params.model": _BY_WORDS,
+    "task_reader.data_generation.deduplication_filter.params.api_key": _DUPLICATES,
+    "task_reader.data_generation.deduplication_filter.params.base_url": _DUPLICATES,
+    "task_reader.data_generation.deduplication_filter.params.db_path": _DUPLICATES,
+    "task_reader.data_generation.deduplication_filter.params.model": _DUPLICATES,
     "task_reader.data_generation.document_reader.languages": Dropped("text is read as it is stored"),
     "task_reader.data_generation.query_reader.dataset_file": (
         "task_reader.data_generation.query_reader.jsonl_dataset_file"
@@ -66,10 +71,10 @@ OLD_KEYS: Mapping[str, str | Dropped] = {
     "task_reader.env_service.env_action_preference": Dropped("the environment says how the agent should act"),
     "task_reader.feedback_tracing": "task_reader.tracing",
     "task_reader.tracing.alien_llm_response_length": _REVIEW,
-    "task_reader.tracing.filters.*.params.api_key": _BY_WORDS,
-    "task_reader.tracing.filters.*.params.base_url": _BY_WORDS,
-    "task_reader.tracing.filters.*.params.db_path": _BY_WORDS,
-    "task_reader.tracing.filters.*.params.model": _BY_WORDS,
+    "task_reader.tracing.filters.*.params.api_key": _DUPLICATES,
+    "task_reader.tracing.filters.*.params.base_url": _DUPLICATES,
+    "task_reader.tracing.filters.*.params.db_path": _DUPLICATES,
+    "task_reader.tracing.filters.*.params.model": _DUPLICATES,
     "task_runner.llm_infer_submit_method": _ASYNC,
     "trainer_common.algorithm.per_agent_groups": Dropped("agents are always compared with agents of the same name"),
     "trainer_common.log_prob_micro_batch_size": _BY_TOKENS,

@@ -84,8 +84,10 @@ class HelperConfig(Section):
     api_key: str | None = None
     """Key for the endpoint, preferably as `${oc.env:NAME}`. null: OPENAI_API_KEY."""
     embedding_model: str | None = None
-    """The embedding model at that endpoint; the gateway passes `/v1/embeddings` on to it. null: such requests get
-    status 501."""
+    """The embedding model at that endpoint; the gateway passes `/v1/embeddings` on to it, and near duplicates among
+    tasks are found by it. null: such requests get status 501, and texts are compared by their words."""
+    timeout: AboveZero = 120
+    """Seconds for one answer. After twice that, retries included, the call has failed."""
     max_calls: Positive | None = None
     """Most calls that `HelperModel` may make; a further one is an error. null: no limit."""
     max_tokens: Positive | None = None

@@ -110,7 +110,6 @@ class LlmJudge(ModelJudge):
                 HelperModel.chosen(config, section.model, f"{KEY}.model"),
                 max_concurrent=section.max_concurrent,
                 retries=section.retries,
-                timeout_s=section.timeout,
                 cache=section.cache,
             ),
             *_templates(section, scale),
@@ -131,13 +130,11 @@ class LlmJudge(ModelJudge):
         return self._own_grader
 
 
-def asker(
-    config: Config, helper: HelperModel, *, max_concurrent: int, retries: int, timeout_s: float, cache: bool
-) -> Asker:
+def asker(config: Config, helper: HelperModel, *, max_concurrent: int, retries: int, cache: bool) -> Asker:
     """The asker of a run's judge, with its cache in the experiment's folder."""
     helper.endpoint()  # fails now if there is none
     kept = AnswerCache(config.cache_path / "helper_answers.sqlite") if cache else None
-    return Asker(helper, cache=kept, max_concurrent=max_concurrent, retries=retries, timeout_s=timeout_s)
+    return Asker(helper, cache=kept, max_concurrent=max_concurrent, retries=retries)
 
 
 def temperature(given: float | None, votes: int) -> float:

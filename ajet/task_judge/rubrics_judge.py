@@ -176,7 +176,6 @@ def rubrics_asker(config: Config, section: RubricsConfig) -> Asker:
         helper,
         max_concurrent=section.max_concurrent,
         retries=section.max_retries,
-        timeout_s=section.timeout,
         cache=section.cache,
     )
 

@@ -108,7 +108,10 @@ class Written:
 class TaskWriter:
     """Writes the tasks of one run."""
 
-    def __init__(self, asker: Asker, reader: TaskReaderConfig, spent: Callable[[], str]) -> None:
+    def __init__(
+        self, asker: Asker, reader: TaskReaderConfig, spent: Callable[[], str], embedder: Asker | None = None
+    ) -> None:
+        self._embed = None if embedder is None else embedder.vectors
         self._asker, self._seed, self._section, self._spent = asker, reader.seed, reader.data_generation, spent
         self._said_at = time.monotonic()
         self._unusable = 0
@@ -119,7 +122,8 @@ class TaskWriter:
         written = Written([], [])
         duplicates = self._section.deduplication_filter
         threshold = duplicates.params.similarity_threshold
-        known = NearDuplicates(threshold if duplicates.enabled else 1.0)
+        known = NearDuplicates(threshold, self._embed) if duplicates.enabled else NearDuplicates(1.0)
+        await known.learn(seed.main_query for seed in seeds)
         for seed in seeds:
             known.add(seed.main_query)
         asked = await self._questions(chunks) if chunks else []
@@ -132,7 +136,8 @@ class TaskWriter:
                 f"({self._unusable} unusable answers, {written.rejected} rejected{self._last_refusal()}); the log has "
                 "the reasons"
             )
-        guard = NearDuplicates(threshold)
+        guard = NearDuplicates(threshold, self._embed)
+        await guard.learn(task.main_query for task in sources)
         for task in sources:
             guard.add(task.main_query)
         number = 0
@@ -142,6 +147,7 @@ class TaskWriter:
                 break
             fresh = await self._variations(range(number, number + missing), sources, chunks)
             number += missing
+            await guard.learn(task.main_query for task in fresh)
             clean = [task for task in fresh if guard.find(task.main_query) is None]
             written.leaks += len(fresh) - len(clean)
             written.training += await self._kept(clean, known, written)
@@ -250,6 +256,7 @@ class TaskWriter:
 
     async def _kept(self, tasks: Sequence[Task], known: NearDuplicates, written: Written) -> list[Task]:
         """The tasks that repeat no other task and pass the review."""
+        await known.learn(task.main_query for task in tasks)
         new = [task for task in tasks if known.add(task.main_query) is None]
         written.repeated += len(tasks) - len(new)
         if not self._section.llm_filter or not new:
@@ -316,12 +323,16 @@ class DataGenerationReader(BaseTaskReader):
                 "in query_reader, or both"
             )
         helper = HelperModel.chosen(self.config, section.llm_model, f"{KEY}.llm_model")
-        kept = self.config.cache_path / f"generated_{_key(helper.model, self.reader_config, chunks, seeds)}.jsonl"
+        embedding = self.config.ajet.helper.embedding_model
+        key = _key(helper.model, embedding, self.reader_config, chunks, seeds)
+        kept = self.config.cache_path / f"generated_{key}.jsonl"
         if reader.cache_enabled and kept.is_file():
             return _load(kept)
         helper.endpoint()
         cache = AnswerCache(self.config.cache_path / "helper_answers.sqlite") if reader.cache_enabled else None
         asker = Asker(helper, cache=cache, max_concurrent=section.num_workers)
+        vectors = HelperModel.for_embeddings(self.config)
+        embedder = None if vectors is None else Asker(vectors, cache=cache)
 
         def spent() -> str:
             budget = helper.budget
@@ -329,7 +340,7 @@ class DataGenerationReader(BaseTaskReader):
             return f"{budget.calls} calls, {asker.cached} from the cache, {budget.tokens:,} tokens{cost}"
 
         log.info("writing %d tasks from %d documents (%d chunks)", section.task_num, len(documents), len(chunks))
-        writing = TaskWriter(asker, self.reader_config, spent).write(chunks, seeds)
+        writing = TaskWriter(asker, self.reader_config, spent, embedder).write(chunks, seeds)
         written = asyncio.run_coroutine_threadsafe(writing, helper.loop()).result()
         if reader.cache_enabled:
             _save(kept, written)
@@ -357,12 +368,12 @@ class DataGenerationReader(BaseTaskReader):
         return tasks
 
 
-def _key(model: str, reader: TaskReaderConfig, chunks: list[Chunk], seeds: list[Task]) -> str:
+def _key(model: str, embedding: str | None, reader: TaskReaderConfig, chunks: list[Chunk], seeds: list[Task]) -> str:
     section = reader.data_generation
     duplicates, sampling = section.deduplication_filter, section.sampling_params
     said: list[Any] = [FORMAT, PROMPTS, QUESTION, model, reader.seed, section.task_num, section.llm_filter]
     said += [sampling.temperature, section.llm_response_length]
-    said += [duplicates.enabled, duplicates.params.similarity_threshold]
+    said += [duplicates.enabled, duplicates.params.similarity_threshold, *([embedding] if embedding else [])]
     said += [[chunk.source, chunk.start, chunk.text] for chunk in chunks]
     said += [task.model_dump(mode="json") for task in seeds]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]

@@ -292,26 +292,27 @@ class TracingReader(BaseTaskReader):
         self._accepted: list[Task] | None = None
 
     def get_training_tasks(self) -> list[Task]:
-        tasks = [task for task in self.accepted() if not self._validates(task)]
+        validation = {task.task_id for task in self.get_validation_tasks()}
+        tasks = [task for task in self.accepted() if task.task_id not in validation]
         if not tasks:
             raise TaskDataError(
-                f"{KEY}: all {len(self.accepted())} tasks are on the validation side: add traces, or lower "
+                f"{KEY}: all {len(self.accepted())} tasks are on the validation side: lower "
                 "ajet.task_reader.tracing.validation_share"
             )
         return tasks
 
     def get_validation_tasks(self) -> list[Task]:
-        return [task for task in self.accepted() if self._validates(task)]
+        tasks, most = self.accepted(), self.reader_config.tracing.validation_share
+        validation = [task for task in tasks if _place(task) < most]
+        if len(validation) == len(tasks) and most < 1:  # of few traces: there must be something to train on
+            validation.remove(max(tasks, key=_place))
+        return validation
 
     def accepted(self) -> list[Task]:
         """All tasks that passed the filters, in the order of the traces."""
         if self._accepted is None:
             self._accepted = self._read()
         return self._accepted
-
-    def _validates(self, task: Task) -> bool:
-        share = int(_hash(task.main_query)[:12], 16) / 16**12
-        return share < self.reader_config.tracing.validation_share
 
     def _read(self) -> list[Task]:
         section = self.reader_config.tracing
@@ -349,10 +350,7 @@ class TracingReader(BaseTaskReader):
     def _filtered(self, tasks: list[Task], known: Sequence[Task], filter_: TraceFilterConfig) -> list[Task]:
         params = filter_.params
         if filter_.type == "deduplication":
-            texts = NearDuplicates(params.similarity_threshold)
-            for task in known:
-                texts.add(task.main_query)
-            return [task for task in tasks if texts.add(task.main_query) is None]
+            return self._without_duplicates(tasks, known, params.similarity_threshold)
         section = self.reader_config.tracing
         helper = HelperModel.chosen(self.config, section.alien_llm_model, "ajet.task_reader.tracing.alien_llm_model")
         helper.endpoint()
@@ -367,6 +365,17 @@ class TracingReader(BaseTaskReader):
             tell=params.print_reason,
         )
         return asyncio.run_coroutine_threadsafe(reviewing, helper.loop()).result()
+
+    def _without_duplicates(self, tasks: list[Task], known: Sequence[Task], threshold: float) -> list[Task]:
+        helper = HelperModel.for_embeddings(self.config)
+        cache = AnswerCache(self.config.cache_path / "helper_answers.sqlite")
+        texts = NearDuplicates(threshold, None if helper is None else Asker(helper, cache=cache).vectors)
+        if helper is not None:
+            learning = texts.learn(task.main_query for task in (*known, *tasks))
+            asyncio.run_coroutine_threadsafe(learning, helper.loop()).result()
+        for task in known:
+            texts.add(task.main_query)
+        return [task for task in tasks if texts.add(task.main_query) is None]
 
     def _there(self, given: str) -> Path:
         if (found := find_named(given, self.config.base_dirs)) is not None:
@@ -384,6 +393,11 @@ def _task(exchange: Exchange) -> Task:
     found = _hash(f"{query}\n{reply}")
     metadata = {"answer": answer, "reply": reply, "qa_hash": found, "trace": exchange.trace}
     return Task(main_query=query, task_id=f"trace-{_hash(query)[:12]}", env_type="no_env", metadata=metadata)
+
+
+def _place(task: Task) -> float:
+    """Where the task's text puts it between validation (0) and training (1)."""
+    return int(_hash(task.main_query)[:12], 16) / 16**12
 
 
 def _hash(text: str) -> str:

@@ -16,6 +16,7 @@ from ajet.schema.task import Task
 from ajet.task_reader import build_reader
 from ajet.task_reader.task_reader_base import BaseTaskReader
 from ajet.task_reader.tracing import exchanges
+from support.http_server import Server
 from support.scripted_helper import helper
 from support.synthetic_run import write_experiment
 
@@ -161,6 +162,37 @@ def test_the_split_stays_when_traces_are_added(tmp_path: Path) -> None:
     after = {task.main_query for task in second.get_validation_tasks()}
     assert 8 < len(before) < 32 and {query for query in after if not query.startswith("new")} == before
     assert len(both(second)) == 80 and len({task.task_id for task in both(second)}) == 80
+
+
+def test_a_single_trace_trains(tmp_path: Path) -> None:
+    for number in range(6):
+        path = studio(tmp_path / f"{number}.db", printed(f"question {number}?", "a"))
+        reader = configured(tmp_path, path, validation_share=0.5)
+        assert len(reader.get_training_tasks()) == 1 and reader.get_validation_tasks() == []
+
+
+def test_near_duplicates_are_found_by_the_embedding_model(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def vectors(_path: str, body: dict[str, Any], _key: str) -> Any:
+        assert body["model"] == "vectors"
+        asked.extend(body["input"])
+        rows = [[1.0, 0.1] if "weather" in text or "rain" in text else [0.0, 2.0] for text in body["input"]]
+        data = [{"index": n, "object": "embedding", "embedding": row} for n, row in enumerate(rows)]
+        usage = {"prompt_tokens": 3, "total_tokens": 3}
+        return 200, {}, {"object": "list", "data": data[::-1], "model": "m", "usage": usage}
+
+    questions = ["How is the weather?", "Will it rain?", "Will it rain on day 2?", "What is the capital?"]
+    path = studio(tmp_path / "s.db", *(printed(question, "a") for question in questions))
+    server = Server(vectors)
+    try:
+        for _ in range(2):
+            reader = configured(tmp_path, path, validation_share=0.0, filters=[{"type": "deduplication"}])
+            reader.config.ajet.helper.embedding_model, reader.config.ajet.helper.base_url = "vectors", server.url
+            kept = [task.main_query for task in reader.get_training_tasks()]
+            assert kept == [questions[0], *questions[2:]] and sorted(asked) == sorted(questions)
+    finally:
+        server.http.shutdown()
 
 
 def test_the_marked_result_is_the_reference(tmp_path: Path) -> None:

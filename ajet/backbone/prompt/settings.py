@@ -62,15 +62,16 @@ class HelperProposer:
     @classmethod
     def from_config(cls, config: Config, runtime: Runtime) -> HelperProposer:
         """Read `ajet.helper`."""
-        return cls(HelperModel.from_config(config), config.ajet.prompt_tuning.proposer_temperature)
+        tuning = config.ajet.prompt_tuning
+        return cls(HelperModel.from_config(config), tuning.proposer_temperature, tuning.proposer_timeout)
 
-    def __init__(self, helper: HelperModel, temperature: float) -> None:
-        self._helper, self._temperature = helper, temperature
+    def __init__(self, helper: HelperModel, temperature: float, timeout_s: float) -> None:
+        self._helper, self._temperature, self._timeout_s = helper, temperature, timeout_s
         self._counted = (0, 0)
 
     async def __call__(self, request: Request) -> Reply:
         try:
-            text = await self._helper.complete(request.messages, temperature=self._temperature)
+            text = await self._helper.complete(request.messages, temperature=self._temperature, timeout=self._timeout_s)
         except HelperBudgetError as error:
             raise BudgetExhausted(str(error)) from error
         except HelperError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.task_judge.helper.answers import AnswerCache, NearDuplicates
+from ajet.task_judge.helper.answers import AnswerCache, NearDuplicates, WrongAnswer, json_values, read_json
 from ajet.task_judge.helper.model import (
     DASHSCOPE_URL,
     OPENAI_URL,
@@ -14,9 +14,6 @@ from ajet.task_judge.helper.model import (
     HelperModel,
     HelperRefusalError,
     UnusableAnswerError,
-    WrongAnswer,
-    json_values,
-    read_json,
 )
 
 __all__ = [

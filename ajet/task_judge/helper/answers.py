@@ -1,4 +1,5 @@
-"""What is kept of a helper model's answers: `AnswerCache` on disk, and `NearDuplicates` among texts.
+"""A helper model's answers: `read_json` takes the value out of one, `AnswerCache` keeps them on disk, and
+`NearDuplicates` finds repetitions among texts.
 
 A damaged file is moved aside with a warning, and its questions are asked again.
 """
@@ -14,14 +15,18 @@ import sqlite3
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ajet.schema.chat import Message
 
 log = logging.getLogger("ajet.helper")
+FloatArray = npt.NDArray[np.float32]
 
 BUSY_S = 30.0
 """How long to wait for another process that is writing."""
@@ -101,19 +106,37 @@ WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W\d_]+|\d+(?:[.,]\d+)*")
 """A word, a number, or one character of a script without spaces."""
 
 
-class NearDuplicates:
-    """Remembers texts, and finds those that nearly repeat an earlier one."""
+Embed = Callable[[Sequence[str]], Awaitable[Mapping[str, Sequence[float]]]]
+"""Gives each text its vector."""
 
-    def __init__(self, threshold: float) -> None:
+
+class NearDuplicates:
+    """Remembers texts, and finds those that nearly repeat an earlier one: by their words, or by an embedding model.
+    Texts with different numbers are different."""
+
+    def __init__(self, threshold: float, embed: Embed | None = None) -> None:
         """`threshold`: the overlap from which two texts count as one, from 0 (only their numbers must match) to 1 (all
-        words must match)."""
+        words must match); with `embed`, the cosine of their vectors."""
         self.threshold = threshold
         self._texts: list[tuple[frozenset[int], tuple[str, ...]]] = []
         self._index: dict[int, list[int]] = defaultdict(list)
+        self._embed = embed
+        self._vectors: dict[str, FloatArray] = {}
+        self._known: list[FloatArray] = []
+
+    async def learn(self, texts: Iterable[str]) -> None:
+        """Must be awaited before `find` and `add` get these texts: asks for their vectors, if they are compared so."""
+        if self._embed is not None and (new := [text for text in dict.fromkeys(texts) if text not in self._vectors]):
+            for text, values in (await self._embed(new)).items():
+                vector = np.asarray(values, np.float32)
+                self._vectors[text] = vector / max(float(np.linalg.norm(vector)), 1e-12)
 
     def find(self, text: str) -> int | None:
         """The number of the first text that this one repeats; None if it is new."""
         features, numbers = _features(text)
+        if self._embed is not None:
+            near = np.stack(self._known) @ self._vectors[text] >= self.threshold if self._known else ()
+            return next((n for n, close in enumerate(near) if close and self._texts[n][1] == numbers), None)
         candidates = {number for feature in self._prefix(features) for number in self._index.get(feature, ())}
         for number in sorted(candidates):
             other, other_numbers = self._texts[number]
@@ -126,6 +149,8 @@ class NearDuplicates:
         found = self.find(text)
         if found is None:
             features, numbers = _features(text)
+            if self._embed is not None:
+                self._known.append(self._vectors[text])
             for feature in self._prefix(features):
                 self._index[feature].append(len(self._texts))
             self._texts.append((features, numbers))
@@ -151,3 +176,55 @@ def _features(text: str) -> tuple[frozenset[int], tuple[str, ...]]:
 
 def _hash(gram: str) -> int:
     return int.from_bytes(hashlib.blake2b(gram.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
+
+
+SHOWN = 200
+"""How much of an unusable answer an error shows."""
+THINKING = re.compile(r"<think>.*?</think>|^.*</think>", re.DOTALL)
+
+
+class WrongAnswer(ValueError):
+    """An answer can't be used. The message is sent back to the model, so it says what to change."""
+
+
+def read_json(text: str, schema: dict[str, Any]) -> Any:
+    """The JSON value in a model's answer, checked against a JSON schema. Raises WrongAnswer.
+
+    Reasoning in `<think>` tags, fences and words around the value are allowed; of several values, the last that fits.
+    """
+    import jsonschema
+
+    found = list(json_values(THINKING.sub("", text)))
+    if not found:
+        raise WrongAnswer("it holds no JSON value")
+    validator = jsonschema.Draft202012Validator(schema)
+    wrong = ""
+    for value in reversed(found):
+        error = jsonschema.exceptions.best_match(validator.iter_errors(value))
+        if error is None:
+            return value
+        wrong = wrong or f"{'.'.join(map(str, error.absolute_path)) or 'the JSON value'}: {error.message[:SHOWN]}"
+    raise WrongAnswer(wrong)
+
+
+def json_values(text: str) -> list[Any]:
+    """The outermost JSON objects and lists in a text, in order."""
+    decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+    values: list[Any] = []
+    position = 0
+    while (start := _next_start(text, position)) is not None:
+        try:
+            value, position = decoder.raw_decode(text, start)
+            values.append(value)
+        except (ValueError, RecursionError):
+            position = start + 1
+    return values
+
+
+def _next_start(text: str, position: int) -> int | None:
+    places = [place for place in (text.find("{", position), text.find("[", position)) if place >= 0]
+    return min(places, default=None)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} isn't a JSON number")

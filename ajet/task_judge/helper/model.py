@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -21,14 +20,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ajet.schema.chat import Message
 from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.schema.printable import encodable_values
-from ajet.task_judge.helper.answers import AnswerCache
+from ajet.task_judge.helper.answers import SHOWN, AnswerCache, WrongAnswer
 
 if TYPE_CHECKING:
     import openai
     from openai.types.chat import ChatCompletion
 
+T = TypeVar("T")
 DASHSCOPE_URL = "https://dashscope.aliyuncs.com/compatible-mode/v1"
 OPENAI_URL = "https://api.openai.com/v1"
+TIMEOUT_S = 120.0
+EMBEDDED_AT_ONCE = 10
+"""Texts per request: common providers take no more."""
 MAX_RETRIES = 5
 """Retries after a transient error (busy, unreachable, 5xx): with the client's backoff, about 15 seconds in total."""
 
@@ -116,10 +119,18 @@ class HelperModel:
     """A model at an OpenAI-compatible endpoint. Any thread and any event loop may use it."""
 
     def __init__(
-        self, model: str, base_url: str | None = None, api_key: str | None = None, *, budget: HelperBudget | None = None
+        self,
+        model: str,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        budget: HelperBudget | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """`base_url`, `api_key`: default to OPENAI_BASE_URL (else OpenAI's address) and OPENAI_API_KEY."""
+        """`base_url`, `api_key`: default to OPENAI_BASE_URL (else OpenAI's address) and OPENAI_API_KEY. `timeout_s`:
+        for one answer; after twice this time, retries included, a call has failed."""
         self.model = model
+        self.timeout_s = timeout_s
         self.budget = budget or HelperBudget()
         """Its limits, and what has been spent so far."""
         self._base_url = base_url
@@ -132,6 +143,16 @@ class HelperModel:
         section = config.ajet.helper
         if section.model is None:
             raise ConfigError("ajet.helper.model: a helper model is needed and none is named. Set its name and address")
+        return cls._of(section)
+
+    @classmethod
+    def for_embeddings(cls, config: Any) -> HelperModel | None:
+        """The model of `ajet.helper.embedding_model`, within the same budget; None if none is named."""
+        section = config.ajet.helper
+        return None if section.embedding_model is None else cls._of(section).named(section.embedding_model)
+
+    @classmethod
+    def _of(cls, section: Any) -> HelperModel:
         with _lock:
             if id(section) not in _shared:
                 prices = section.price_per_million
@@ -142,7 +163,10 @@ class HelperModel:
                     input_price=prices.input,
                     output_price=prices.output,
                 )
-                _shared[id(section)] = cls(section.model, section.base_url, section.api_key, budget=budget)
+                made = cls(
+                    section.model or "", section.base_url, section.api_key, budget=budget, timeout_s=section.timeout
+                )
+                _shared[id(section)] = made
                 weakref.finalize(section, _shared.pop, id(section), None)
             return _shared[id(section)]
 
@@ -164,7 +188,7 @@ class HelperModel:
 
     def named(self, model: str) -> HelperModel:
         """Another model at the same endpoint, sharing this budget."""
-        return HelperModel(model, self._base_url, self._api_key, budget=self.budget)
+        return HelperModel(model, self._base_url, self._api_key, budget=self.budget, timeout_s=self.timeout_s)
 
     @classmethod
     def former(cls, model: str, api_key: str | None = None) -> HelperModel:
@@ -188,45 +212,81 @@ class HelperModel:
 
     async def complete(self, messages: Sequence[Message], **sampling: Any) -> str:
         """The text of the model's reply. `sampling`: `temperature`, `max_tokens` and any other parameter that the
-        endpoint accepts.
+        endpoint accepts; `timeout` stands in for `timeout_s`.
 
         Raises HelperBudgetError before a call that the budget doesn't allow, HelperError if the call fails.
         """
-        return await asyncio.wrap_future(self._begin(messages, sampling))
+        return await asyncio.wrap_future(self._begin(self._chat(list(messages), sampling)))
 
     def complete_blocking(self, messages: Sequence[Message], **sampling: Any) -> str:
         """`complete`, for code that doesn't await."""
-        return self._begin(messages, sampling).result()
+        return self._begin(self._chat(list(messages), sampling)).result()
 
-    def _begin(self, messages: Sequence[Message], sampling: dict[str, Any]) -> Future[str]:
-        self.endpoint()
-        self.budget.take_call()
-        return asyncio.run_coroutine_threadsafe(self._call(list(messages), sampling), self.loop())
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """A vector for each text. Raises as `complete` does."""
+        return await asyncio.wrap_future(self._begin(self._vectors(list(texts))))
 
-    async def _call(self, messages: list[Message], sampling: dict[str, Any]) -> str:
-        from openai import APIStatusError, OpenAIError
-
+    def _begin(self, call: Coroutine[Any, Any, T]) -> Future[T]:
         try:
-            reply: ChatCompletion = await self._client.chat.completions.create(
+            self.endpoint()
+            self.budget.take_call()
+        except AjetError:
+            call.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(call, self.loop())
+
+    async def _chat(self, messages: list[Message], sampling: dict[str, Any]) -> str:
+        timeout_s = sampling.pop("timeout", self.timeout_s)
+        reply: ChatCompletion = await self._answer(
+            self._client.chat.completions.create(
                 model=self.model,
                 messages=encodable_values(messages),  # an agent may have written a lone surrogate
+                timeout=timeout_s,
                 **sampling,
-            )
+            ),
+            timeout_s,
+        )
+        usage = reply.usage
+        self._count(usage is not None, usage.prompt_tokens if usage else 0, usage.completion_tokens if usage else 0)
+        if not reply.choices:
+            raise HelperError(f"helper model {self.model!r} replied without any choice")
+        return reply.choices[0].message.content or ""
+
+    async def _vectors(self, texts: list[str]) -> list[list[float]]:
+        asked = self._client.embeddings.create(
+            model=self.model, input=encodable_values(texts), encoding_format="float", timeout=self.timeout_s
+        )
+        reply = await self._answer(asked, self.timeout_s)
+        self._count(reply.usage is not None, reply.usage.prompt_tokens if reply.usage else 0, 0)
+        if len(reply.data) != len(texts):
+            raise HelperError(f"embedding model {self.model!r} gave {len(reply.data)} vectors for {len(texts)} texts")
+        return [each.embedding for each in sorted(reply.data, key=lambda each: each.index)]
+
+    async def _answer(self, call: Awaitable[T], timeout_s: float) -> T:
+        """What the server answers, with its errors as ours."""
+        from openai import APIStatusError, OpenAIError
+
+        place = self.endpoint().base_url
+        try:
+            async with asyncio.timeout(timeout_s * 2):
+                return await call
+        except TimeoutError:
+            raise HelperError(
+                f"helper model {self.model!r} at {place}: no answer within {timeout_s:g} s, nor when asked again "
+                "(ajet.helper.timeout)"
+            ) from None
         except OpenAIError as error:
-            place = self.endpoint().base_url
             refused = isinstance(error, APIStatusError) and error.status_code in REFUSED
             kind = HelperRefusalError if refused else HelperError
             raise kind(f"helper model {self.model!r} at {place}: {type(error).__name__}: {error}") from error
-        if reply.usage is not None:
-            self.budget.add_usage(reply.usage.prompt_tokens, reply.usage.completion_tokens)
-        elif self.budget.counts_tokens:
+
+    def _count(self, reported: bool, input_tokens: int, output_tokens: int) -> None:
+        if not reported and self.budget.counts_tokens:
             raise HelperError(
                 f"helper model {self.model!r}: the endpoint reports no token usage, so ajet.helper.max_tokens and "
                 "max_cost can't be kept. Limit the calls instead: ajet.helper.max_calls"
             )
-        if not reply.choices:
-            raise HelperError(f"helper model {self.model!r} replied without any choice")
-        return reply.choices[0].message.content or ""
+        self.budget.add_usage(input_tokens, output_tokens)
 
     @cached_property
     def _client(self) -> openai.AsyncOpenAI:
@@ -248,19 +308,10 @@ class HelperModel:
 _shared: dict[int, HelperModel] = {}
 """By the id of the `ajet.helper` section that they were made from."""
 _lock = threading.Lock()
-T = TypeVar("T")
-
-SHOWN = 200
-"""How much of an unusable answer an error shows."""
-THINKING = re.compile(r"<think>.*?</think>|^.*</think>", re.DOTALL)
 
 
 class UnusableAnswerError(HelperError):
     """The helper model gave no usable answer within all retries. Shows the last one and what is wrong with it."""
-
-
-class WrongAnswer(ValueError):
-    """An answer can't be used. The message is sent back to the model, so it says what to change."""
 
 
 class Asker:
@@ -274,7 +325,6 @@ class Asker:
         cache: AnswerCache | None = None,
         max_concurrent: int = 32,
         retries: int = 3,
-        timeout_s: float = 120.0,
     ) -> None:
         """`retries`: how often to ask again for an answer that can be used. The helper's client retries failed calls as
         well."""
@@ -284,7 +334,6 @@ class Asker:
         """How many answers came from the cache."""
         self._max_concurrent = max_concurrent
         self._retries = retries
-        self._timeout_s = timeout_s
         self._slots: asyncio.Semaphore | None = None
         self._lock = threading.Lock()
 
@@ -313,7 +362,7 @@ class Asker:
         asked = messages
         for last in [False] * self._retries + [True]:
             async with self._slot():
-                text = await self._call(asked, sampling)
+                text = await self.helper.complete(asked, **sampling)
             try:
                 answer = read(text)
             except WrongAnswer as error:
@@ -330,15 +379,19 @@ class Asker:
                 return answer
         raise AssertionError("unreachable")
 
-    async def _call(self, messages: list[Message], sampling: dict[str, Any]) -> str:
-        try:
-            async with asyncio.timeout(self._timeout_s * 2):
-                return await self.helper.complete(messages, timeout=self._timeout_s, **sampling)
-        except TimeoutError:
-            raise HelperError(
-                f"helper model {self.helper.model!r} at {self.helper.endpoint().base_url}: no answer within "
-                f"{self._timeout_s:g} s, nor when asked again"
-            ) from None
+    async def vectors(self, texts: Sequence[str]) -> dict[str, list[float]]:
+        """Each text's vector, if the helper is an embedding model. Raises HelperError, or HelperBudgetError."""
+        keys = {text: AnswerCache.key(self.helper.model, [{"role": "text", "content": text}], {}, 0) for text in texts}
+        kept = {text: self.cache and self.cache.get(key) for text, key in keys.items()}
+        found: dict[str, list[float]] = {text: json.loads(answer) for text, answer in kept.items() if answer}
+        missing = [text for text in keys if text not in found]
+        for start in range(0, len(missing), EMBEDDED_AT_ONCE):
+            some = missing[start : start + EMBEDDED_AT_ONCE]
+            for text, vector in zip(some, await self.helper.embed(some), strict=True):
+                found[text] = vector
+                if self.cache is not None:
+                    self.cache.put(keys[text], json.dumps(vector))
+        return found
 
     def _slot(self) -> asyncio.Semaphore:
         """Created on the helper's loop, on which all questions run."""
@@ -346,46 +399,3 @@ class Asker:
             if self._slots is None:
                 self._slots = asyncio.Semaphore(self._max_concurrent)
             return self._slots
-
-
-def read_json(text: str, schema: dict[str, Any]) -> Any:
-    """The JSON value in a model's answer, checked against a JSON schema. Raises WrongAnswer.
-
-    Reasoning in `<think>` tags, fences and words around the value are allowed; of several values, the last that fits.
-    """
-    import jsonschema
-
-    found = list(json_values(THINKING.sub("", text)))
-    if not found:
-        raise WrongAnswer("it holds no JSON value")
-    validator = jsonschema.Draft202012Validator(schema)
-    wrong = ""
-    for value in reversed(found):
-        error = jsonschema.exceptions.best_match(validator.iter_errors(value))
-        if error is None:
-            return value
-        wrong = wrong or f"{'.'.join(map(str, error.absolute_path)) or 'the JSON value'}: {error.message[:SHOWN]}"
-    raise WrongAnswer(wrong)
-
-
-def json_values(text: str) -> list[Any]:
-    """The outermost JSON objects and lists in a text, in order."""
-    decoder = json.JSONDecoder(parse_constant=_refuse_constant)
-    values: list[Any] = []
-    position = 0
-    while (start := _next_start(text, position)) is not None:
-        try:
-            value, position = decoder.raw_decode(text, start)
-            values.append(value)
-        except (ValueError, RecursionError):
-            position = start + 1
-    return values
-
-
-def _next_start(text: str, position: int) -> int | None:
-    places = [place for place in (text.find("{", position), text.find("[", position)) if place >= 0]
-    return min(places, default=None)
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} isn't a JSON number")

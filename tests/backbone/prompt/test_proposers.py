@@ -35,7 +35,7 @@ def test_a_helper_model_reads_the_templates_and_its_tokens_are_counted() -> None
 def test_a_helper_that_fails_is_named_and_its_own_budget_ends_the_search() -> None:
     with helper(lambda text: (400, {}, {"error": {"message": "no such model"}})) as server:
         with pytest.raises(ProposerError, match=r"helper model 'm' at .*no such model"):
-            asyncio.run(HelperProposer(HelperModel("m", server.url, "k"), 1.0)(REQUEST))
+            asyncio.run(HelperProposer(HelperModel("m", server.url, "k"), 1.0, 60)(REQUEST))
         limited = HelperModel("m", server.url, "k", budget=HelperBudget(max_calls=0))
         with pytest.raises(BudgetExhausted, match=r"ajet.helper.max_calls"):
             asyncio.run(HelperProposer(limited, 1.0)(REQUEST))

@@ -150,7 +150,8 @@ def test_a_server_that_hangs_is_named(server: Server) -> None:
         return reply(json.dumps({}))
 
     server.handle = hang
-    asker = Asker(HelperModel("m", server.url), timeout_s=0.1)
-    with pytest.raises(HelperError, match=r"Request timed out|no answer within"):
-        asker.ask_blocking(ASK, score)
+    model = HelperModel("m", server.url, timeout_s=0.1)
+    for ask in (lambda: Asker(model).ask_blocking(ASK, score), lambda: model.complete_blocking(ASK)):
+        with pytest.raises(HelperError, match=r"no answer within 0.1 s, nor when asked again \(ajet.helper.timeout\)"):
+            ask()
     released.set()
