@@ -26,7 +26,7 @@ def test_a_helper_model_reads_the_templates_and_its_tokens_are_counted() -> None
         return '<template name="solver">Better: {question}</template>'
 
     with helper(answer) as server:
-        proposer = HelperProposer(HelperModel("m", server.url, "k"), 0.7)
+        proposer = HelperProposer(HelperModel("m", server.url, "k"), 0.7, 60)
         first, second = (asyncio.run(proposer(REQUEST)) for _ in range(2))
     assert "Better: {question}" in first.text and "Solve: {question}" in asked[0]
     assert (first.prompt_tokens, first.sampled_tokens) == (second.prompt_tokens, second.sampled_tokens) == (30, 10)
@@ -38,7 +38,7 @@ def test_a_helper_that_fails_is_named_and_its_own_budget_ends_the_search() -> No
             asyncio.run(HelperProposer(HelperModel("m", server.url, "k"), 1.0, 60)(REQUEST))
         limited = HelperModel("m", server.url, "k", budget=HelperBudget(max_calls=0))
         with pytest.raises(BudgetExhausted, match=r"ajet.helper.max_calls"):
-            asyncio.run(HelperProposer(limited, 1.0)(REQUEST))
+            asyncio.run(HelperProposer(limited, 1.0, 60)(REQUEST))
 
 
 async def later(request: Request) -> str:
