@@ -13,7 +13,7 @@ from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.protocol import MODEL_PREFIX, Caller, agent_key
 from ajet.observe.tracing import SpanSender
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message, bare_call_id
-from ajet.schema.errors import FeatureUnavailableError
+from ajet.schema.errors import ConfigError, FeatureUnavailableError
 from ajet.schema.resources import PromptSet, PromptTemplate, read_prompts
 from ajet.schema.span import Span
 from ajet.schema.task import finite_reward
@@ -157,7 +157,7 @@ class AjetTuner:
         self, agent_name: str = DEFAULT_AGENT, target_tag: str = DEFAULT_TARGET, debug_model: Any = None
     ) -> Any:
         """An `anthropic.AsyncAnthropic` (`client.messages.create(model=…, max_tokens=…, messages=…)`)."""
-        if debug_model is not None and not self._trains(target_tag):
+        if not self._trains(target_tag, debug_model) and debug_model is not None:
             return debug_model  # a helper model speaks OpenAI's protocol, so this must be a client already
         from ajet.task_runner.tuner.clients import anthropic_client
 
@@ -320,12 +320,18 @@ class AjetTuner:
 
     # ------------------------------------------------------------ which model answers
 
-    def _trains(self, target: str) -> bool:
+    def _trains(self, target: str, debug_model: Any) -> bool:
+        if debug_model is not None and not self._trainable_targets:
+            raise ConfigError(
+                f"debug_model is given for target {target!r}, but the workflow has no trainable_targets, so this target "
+                "is trained: name those to train on the workflow, as in trainable_targets = ['solver'], and the target "
+                "of each agent (target_tag=…); or leave debug_model out"
+            )
         return not self._trainable_targets or target in self._trainable_targets
 
     def _helper(self, target: str, debug_model: Any) -> Any:
         """The model of an untrained target: `debug_model`, or else the configured helper. None: the tuned model."""
-        if self._trains(target):
+        if self._trains(target, debug_model):
             return None
         if debug_model is None and self.config.ajet.helper.model is not None:
             return HelperModel.from_config(self.config)

@@ -18,7 +18,7 @@ from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.observe.tracing import emit_reward, find_final_reward
 from ajet.observe.tracing.attributes import reward_of
 from ajet.observe.tracing.recording import Recording
-from ajet.schema.errors import EngineOverloadedError, RewardError
+from ajet.schema.errors import ConfigError, EngineOverloadedError, RewardError
 from ajet.task_runner.tuner import AjetTuner, HelperModel
 from ajet.task_runner.tuner.clients import TunedOpenAI
 from support.session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied, until
@@ -266,6 +266,15 @@ def test_targets_that_are_not_trained_go_to_their_own_model() -> None:
 
     session = in_workflow(LineEngine("x"), workflow, trainable_targets=("policy",))
     assert [call.trainable for call in session.tracker.calls] == [False]
+
+
+def test_a_debug_model_is_refused_where_every_target_is_trained() -> None:
+    async def workflow(tuner: AjetTuner) -> None:
+        for client in (tuner.as_raw_openai_sdk_client, tuner.as_anthropic_client, tuner.as_oai_baseurl_apikey):
+            with pytest.raises(ConfigError, match=r"target 'critic', but the workflow has no trainable_targets"):
+                client(target_tag="critic", debug_model=HelperModel("big", "http://127.0.0.1:1/v1", "key"))
+
+    in_workflow(LineEngine("x"), workflow)
 
 
 def test_the_configured_helper_serves_every_target_that_is_not_trained() -> None:
