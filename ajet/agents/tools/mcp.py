@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 CONNECT_S = 60.0
 CLOSE_S = 10.0
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+"""Of one answer over HTTP, or of one stream of events."""
 SAID = 500
 """How much of what a server wrote before it failed is shown."""
 
@@ -102,7 +104,8 @@ class McpServer:
                     streams: Any = await stack.enter_async_context(stdio_client(started, errlog=said))
                 else:
                     patience = httpx.Timeout(CONNECT_S, read=max(CONNECT_S, self._timeout))
-                    client = httpx.AsyncClient(headers=self._headers, timeout=patience, follow_redirects=True)
+                    headers = {"accept-encoding": "identity", **self._headers}  # the SDK keeps to the url's host
+                    client = httpx.AsyncClient(headers=headers, timeout=patience, transport=_BoundedTransport())
                     await stack.enter_async_context(client)
                     streams = await stack.enter_async_context(streamable_http_client(self._url, http_client=client))
                 session = await stack.enter_async_context(ClientSession(streams[0], streams[1]))
@@ -125,6 +128,35 @@ class McpServer:
             for tool in listed
             if self._tools is None or tool.name in self._tools
         ]
+
+
+class _BoundedTransport(httpx.AsyncHTTPTransport):
+    """Cuts answers that are larger than any tool's: what a server sends is held in memory."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await super().handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":  # a small one may be huge, unpacked
+            await response.aclose()
+            raise httpx.DecodingError("the answer is compressed, which was not asked for", request=request)
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        response.stream = _BoundedStream(response.stream, request)
+        return response
+
+
+class _BoundedStream(httpx.AsyncByteStream):
+    def __init__(self, inner: httpx.AsyncByteStream, request: httpx.Request) -> None:
+        self._inner, self._request, self._left = inner, request, MAX_ANSWER_BYTES
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for some in self._inner:
+            self._left -= len(some)
+            if self._left < 0:
+                log.warning("mcp: %s sent more than %d MB, and was cut", self._request.url.host, MAX_ANSWER_BYTES >> 20)
+                raise httpx.ReadError("the answer is too large", request=self._request)
+            yield some
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
 
 
 class _Connection:

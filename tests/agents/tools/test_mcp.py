@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +123,43 @@ def test_over_http(url: str) -> None:
     assert double.output == "8"
     with pytest.raises(ToolSetupError, match="has no tool 'triple'; it has double"):
         asyncio.run(calls({"url": url, "tools": ["triple"]}))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTTP/1.1 307 Away\r\nlocation: http://localhost:%d/mcp\r\ncontent-length: 0\r\n\r\n", "Redirect to"),
+        (b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-encoding: gzip\r\n\r\n", "compressed"),
+        (b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n", "did not answer within"),
+    ],
+    ids=["another host", "compressed", "endless"],
+)
+def test_a_server_that_means_no_good(
+    answer: bytes, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ajet.agents.tools.mcp.CONNECT_S", 2.0)
+    monkeypatch.setattr("ajet.agents.tools.mcp.MAX_ANSWER_BYTES", 1 << 16)
+    asked: list[bytes] = []
+    sent = 0
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            nonlocal sent
+            asked.append(self.request.recv(65536))
+            with suppress(OSError):  # the client has enough
+                self.wfile.write(answer % self.server.server_address[1] if b"%d" in answer else answer)
+                while b"307" not in answer and sent < 1 << 24:
+                    self.wfile.write(b" " * 4096)
+                    sent += 4096
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        spec = {"url": f"http://127.0.0.1:{server.server_address[1]}/mcp", "headers": {"x-secret": "s3cret"}}
+        with pytest.raises(ToolSetupError, match=said):
+            asyncio.run(calls(spec))
+        server.shutdown()
+    assert b"host: localhost" not in b"".join(asked).lower() and sent < 1 << 24
+    assert ("127.0.0.1 sent more than" in caplog.text) == (said == "did not answer within")
 
 
 @pytest.mark.parametrize(
