@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from ajet import PromptTemplate, Trainer, rollout
 from ajet.backbone.prompt.journal import read_best
+from ajet.backbone.trainer_api import RunFailedError
 from ajet.cli.main import main
 from ajet.observe.episode_store import EpisodeStore
 from ajet.prompt_tuning import Request
@@ -157,3 +160,38 @@ def test_templates_of_the_yaml_have_a_version_everywhere(tmp_path: Path, monkeyp
     assert all(episode.prompts_used == ["solver"] for episode in recorded)
     config = json.loads(conf.read_text())
     assert config["ajet"]["prompt_tuning"]["templates"] == {"solver": "Solve: {question}"}
+
+
+@rollout
+async def fails(task: dict[str, str], prompt_template: PromptTemplate) -> float:
+    return float(task["no such field"])
+
+
+def proposes_nonsense(request: Request) -> str:
+    raise ValueError("my proposer's own mistake")
+
+
+@pytest.mark.parametrize(
+    ("agent", "proposer", "keys", "says"),
+    [
+        (fails, reason, {}, r"KeyError: 'no such field'.*test_tune\.py"),
+        (solver, proposes_nonsense, {}, r"my proposer's own mistake"),
+        (solver, "helper", {"helper": {"model": "m", "base_url": "http://127.0.0.1:9/v1"}}, r"127\.0\.0\.1:9"),
+    ],
+    ids=["a raising agent", "a raising proposer", "a dead helper"],
+)
+def test_a_quiet_search_that_fails_carries_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: Any, proposer: Any, keys: dict[str, Any], says: str
+) -> None:
+    monkeypatch.setattr("ajet.task_judge.helper.model.MAX_RETRIES", 0)
+    small = {"rollout": {"max_model_len": 256}, "data": {"max_prompt_length": 128, "max_response_length": 64}}
+    trainer = Trainer(
+        {**small, **keys, "prompt_tuning.proposer": proposer, "prompt_tuning.rounds": 1},
+        model="tiny:qwen2",
+        prompt_template="Why {question}?",
+        algorithm="best_of",
+        exp_dir=tmp_path,
+        quiet=True,
+    )
+    with pytest.raises(RunFailedError, match=re.compile(says, re.DOTALL)):
+        trainer.fit(agent, [{"question": f"{number}"} for number in range(8)])
