@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,8 @@ class Pod:
     def end(self) -> None:
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
+                if self.inside:  # as another user, it no longer dies with its parent; all within die with it
+                    os.kill(self.inside, signal.SIGKILL)
                 self.process.kill()
 
     async def run(self, command: list[str]) -> asyncio.subprocess.Process:

@@ -24,7 +24,8 @@ from time import clock_gettime
 DESCRIPTOR = 4
 """Bytes of a descriptor in a packet: a C int."""
 POLL_S = 0.05
-"""How often memory is counted where no cgroup does it."""
+"""How often files are counted, and memory where no cgroup does it."""
+IN_MEMORY = ("/workspace", "/tmp", "/dev/shm")
 LARGEST_READ = 256 << 20
 KILL_PASSES = 200
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -45,6 +46,7 @@ class Inside:
         self.control = _socket.socket(fileno=self.descriptor)
         self.running: dict[int, tuple[str, frozenset[int]]] = {}
         """Process id → request, and the processes that there were before it."""
+        self.most_files = self.file_size // PAGE
 
     def serve(self) -> None:
         """Serve until the owner hangs up, or the sandbox's lifetime is over."""
@@ -53,18 +55,21 @@ class Inside:
         os.set_blocking(woken, False)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the kernel drops what process 1 has no handler for; Python has
         poll = select.poll()
         poll.register(self.descriptor, select.POLLIN)
         poll.register(wake, select.POLLIN)
         self.control.send(b"0 ready")
         while _now() < self.deadline:
-            pause = POLL_S if self.watch and self.running else min(self.deadline - _now(), 3600)
+            pause = POLL_S if self.running else min(self.deadline - _now(), 3600)
             ready = [descriptor for descriptor, _ in poll.poll(max(0.0, pause) * 1000)]
             if wake in ready:
                 os.read(wake, 4096)
             self.reap()
             if self.descriptor in ready and not self.request():
                 return
+            if self.running:
+                self.check_files()
             if self.watch and self.running:
                 self.check_memory()
         self.control.send(b"0 lifetime")
@@ -211,6 +216,18 @@ class Inside:
         sizes = {process: _resident(process) for process in _processes()}
         if sizes and sum(sizes.values()) > self.memory:
             _signal(max(sizes, key=lambda process: sizes[process]), signal.SIGKILL)
+
+    def check_files(self) -> None:
+        """Empty files take memory that no file system's size limits, and that no cgroup frees by ending processes. End
+        everything once there are more than the disk has pages; then it takes twice as many, so that some can be
+        removed."""
+        files = 0
+        for place in IN_MEMORY:
+            about = os.statvfs(place)
+            files += about.f_files - about.f_ffree
+        if files > self.most_files:
+            os.kill(-1, signal.SIGKILL)
+            self.most_files = 2 * (self.file_size // PAGE)
 
     def listen(self, number: str, descriptors: list[int]) -> None:
         """Open a port on this network's loopback, and hand the socket to the owner, who answers there."""

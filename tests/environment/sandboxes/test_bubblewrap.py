@@ -262,6 +262,45 @@ def test_a_full_disk_takes_no_memory_from_processes(mode: str) -> None:
     within(use, SandboxSettings(memory_mb=48, disk_mb=48))
 
 
+EMPTY_FILES = """
+import os
+for number in range(300_000):
+    os.close(os.open(f"x{number}", os.O_CREAT | os.O_WRONLY))
+"""
+
+
+def test_empty_files_are_limited(mode: str) -> None:
+    async def use(sandbox: Sandbox) -> None:
+        result = await sandbox.exec(["python3", "-c", EMPTY_FILES])
+        assert result.exit_code in (1, 137), "ended by the limit, or told that there is no room"
+        made = await sandbox.exec("find . -type f | wc -l; find . -delete")
+        assert (made.exit_code, int(made.stdout) < 100_000) == (0, True)
+        assert (await sandbox.exec("touch again; ls")).stdout == b"again\n"
+
+    within(use, SandboxSettings(memory_mb=48, disk_mb=48))
+
+
+AS_A_USER = """
+import asyncio
+from ajet.environment.sandboxes import SandboxSettings, open_sandbox
+
+async def main():
+    async with open_sandbox(SandboxSettings(memory_mb=64)) as sandbox:
+        for name in ("INT", "HUP", "QUIT", "TERM", "KILL", "STOP", "USR1", "CHLD", "PIPE"):
+            done = await sandbox.exec(f"kill -{name} 1; id -u")
+            assert done.stdout == b"1000\\n", (name, done)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="all other tests run as a user without privileges then")
+def test_no_signal_ends_the_sandbox_of_a_user_without_privileges() -> None:
+    line = ["unshare", "--user", "--map-user=1000", "--map-group=1000", sys.executable, "-c", AS_A_USER]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_commands_run_side_by_side() -> None:
     async def use(sandbox: Sandbox) -> None:
         results = await asyncio.gather(*(sandbox.exec(f"echo {i}; cat", stdin=b"x" * i) for i in range(8)))
