@@ -25,9 +25,9 @@ env: $(VENV)/.ready  ## build .venv with everything the tests and the demo need
 # Installing takes minutes the first time: a line for each package that comes. What comes is in the lock, with its hashes;
 # torch is apart, because its builds for CPU and CUDA have one version and different hashes.
 PIP_SHOWN := -m pip install --progress-bar off --disable-pip-version-check
-SHOWN = awk -v total=$$(grep -c == constraints/lock.txt) ' \
+SHOWN = awk -v total=$$(grep -c == constraints/$(1).txt) ' \
   /^ *(Downloading|Using cached|Processing) .*\.(whl|tar)/ && !/metadata/ { \
-    n = split($$0, part, "/"); sub(/^ *(Downloading|Using cached|Processing) /, "", part[n]); size = part[n]; \
+    sub(/ \(from -r .*/, ""); n = split($$0, part, "/"); sub(/^ *(Downloading|Using cached|Processing) /, "", part[n]); size = part[n]; \
     sub(/-[0-9].*/, "", part[n]); if (!sub(/.*\(/, "(", size)) size = ""; \
     printf "  %d of about %d: %s %s\n", ++count, total, part[n], size; fflush() } \
   /^Installing collected/ { print "  unpacking them"; fflush() }'
@@ -37,9 +37,9 @@ $(VENV)/.ready: pyproject.toml constraints/lock.txt constraints/torch.txt
 	@echo "building $(VENV): about 2 GB, some minutes the first time"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "1 of 2: what ajet needs"
-	@$(BIN)/python $(PIP_SHOWN) --require-hashes --no-deps -r constraints/lock.txt | $(SHOWN)
+	@$(BIN)/python $(PIP_SHOWN) --require-hashes --no-deps -r constraints/lock.txt | $(call SHOWN,lock)
 	@echo "2 of 2: PyTorch"
-	@$(BIN)/python $(PIP_SHOWN) -r constraints/torch.txt | $(SHOWN)
+	@$(BIN)/python $(PIP_SHOWN) -r constraints/torch.txt | $(call SHOWN,torch)
 	@$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
