@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import random
+import subprocess
 from contextlib import suppress
 
 import httpx
@@ -19,9 +20,10 @@ from tutorial.example_math_agent.quickstart.workflow import QuickstartWorkflow
 
 SHARES = {
     **{"nan": 0.02, "raises": 0.02, "huge": 0.02, "slow": 0.02, "dies": 0.01, "noise": 0.01},
-    **{"cheats": 0.02, "pattern": 0.01},
+    **{"cheats": 0.02, "pattern": 0.01, "detaches": 0.02},
 }
-"""Of the episodes. `dies` only where a workflow has a process of its own."""
+"""Of the episodes. `dies` and `detaches` only where a workflow has a process of its own."""
+DETACHED = ["sleep", "601"]
 HUGE = "9" * 6_000_000
 
 
@@ -30,6 +32,8 @@ class SoakWorkflow(QuickstartWorkflow):
         fault = "" if os.environ.get("SOAK_FAULTS") != "1" else drawn(workflow_task.episode_uuid)
         if fault == "dies" and os.environ.get("SOAK_ISOLATED") == "1":
             os._exit(9)
+        if fault == "detaches" and os.environ.get("SOAK_ISOLATED") == "1":
+            subprocess.Popen(DETACHED, start_new_session=True)
         if fault == "raises":
             raise RuntimeError("of the soak's making")
         if fault == "slow":

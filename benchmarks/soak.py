@@ -3,11 +3,11 @@
     python benchmarks/soak.py [--minutes 10] [--hours 8] [--seed 1]
 
 The run is the quickstart's, with a step limit that it doesn't reach. A seeded generator kills its engine and trainer
-(they are one process), its workers and its runners, and a rollout store beside it; fills their disk; moves their clock;
-sends clients that are slow, hostile or malformed; and the workflow returns NaN, raises, dies, cheats and sends prompts
-of 6 MB. After each kill the run is resumed, with its workflows in threads, in processes, or on runners elsewhere, in
-turn. The oracle (`tests/support/soak_oracle.py`) compares what was kept with what the workflows and clients were told,
-and the curve with that of a calm run before it.
+(they are one process), its workers and its runners, and a rollout store beside it; stops them for seconds; fills their
+disk; moves their clock; sends clients that are slow, hostile or malformed; and the workflow returns NaN, raises, dies,
+cheats, leaves detached processes behind and sends prompts of 6 MB. After each kill the run is resumed, with its
+workflows in threads, in processes, or on runners elsewhere, in turn. The oracle (`tests/support/soak_oracle.py`)
+compares what was kept with what the workflows and clients were told, and the curve with that of a calm run before it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from typing import Any
 
 import psutil
 from _soak_store import SoakStore
+from _soak_workflow import DETACHED
 from common import write_result
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +48,7 @@ COMPARED_STEPS = 40
 COMPARED = slice(COMPARED_STEPS - 10, COMPARED_STEPS)
 BAND = 0.1
 """How far below the calm run's mean reward the other's may be."""
-FAULTS = {"worker": 6, "hostile": 6, "disk": 3, "clock": 3, "store": 3, "kill": 2, "term": 1}
+FAULTS = {"worker": 6, "hostile": 6, "disk": 3, "clock": 3, "store": 3, "stop": 3, "kill": 2, "term": 1}
 """How often each is drawn, relative to the others."""
 PAUSE_S = (2.0, 9.0)
 LEAST_LIFE = 20
@@ -189,11 +190,24 @@ class Soak:
     def _kill(self) -> None:
         self._restart(signal.SIGKILL)
 
+    def _stop(self) -> None:
+        """A process stands still, as on a machine that swaps."""
+        assert self.run is not None
+        process = self.draw.choice([self.run, *self.runners])
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(self.draw.uniform(1, 5))
+        process.send_signal(signal.SIGCONT)
+
     def _term(self) -> None:
         self.exit_codes.append(self._restart(signal.SIGTERM))
 
     def _restart(self, number: int) -> int:
         code = self.end(number)
+        if number == signal.SIGKILL:  # nobody is left who could end what its workflows detached
+            for process in alive(self.mark):
+                if process.cmdline() == DETACHED:
+                    process.kill()
+                    self.done["detached from a killed run"] += 1
         self.start()
         return code
 
@@ -292,14 +306,16 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[bool]:
             subprocess.run(["umount", "-l", folder], check=True)
 
 
-def left_over(mark: str) -> list[str]:
-    """Processes of this soak that are still there."""
-    found = []
+def alive(mark: str) -> Iterator[psutil.Process]:
+    """Processes of this soak that are there."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.environ().get("SOAK_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.cmdline())[:120])
-    return found
+                yield process
+
+
+def left_over(mark: str) -> list[str]:
+    return [" ".join(process.cmdline())[:120] for process in alive(mark)]
 
 
 def watch(soak: Soak, stop: threading.Event) -> None:
