@@ -21,7 +21,7 @@ from ajet.backbone.plan import serving_engine
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import Reply, ScriptedEngine, read_replies
-from ajet.schema.errors import MissingDependencyError
+from ajet.observe.metrics import missing_trackers
 from ajet.system.command_line import fail
 from ajet.task_runner.runtime import Runtime
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 def problems(config: Config, loaded: Loaded) -> Iterator[str]:
     """Problems that must be fixed."""
     yield from model_problems(config, serving_engine(config, config.ajet.backbone or DEFAULT_BACKBONE))
-    if config.ajet.backbone != "debug":
-        yield from _tracker_problems(config)
     yield from _task_problems(loaded)
     yield from (str(note) for note in _backbone_notes(config) if note.refused)
 
 
 def remarks(config: Config) -> Iterator[str]:
-    """Settings that verl or Trinity doesn't follow."""
+    """Settings that this machine, verl or Trinity doesn't follow."""
+    if config.ajet.backbone != "debug":
+        yield from missing_trackers(config).values()
     yield from (str(note) for note in _backbone_notes(config) if not note.refused)
 
 
@@ -75,15 +75,6 @@ def _backbone_notes(config: Config) -> list[Remark]:
 
         return trinity.planned_notes(config)
     return []
-
-
-def _tracker_problems(config: Config) -> Iterator[str]:
-    from ajet.observe.metrics import require_trackers
-
-    try:
-        require_trackers(config)
-    except MissingDependencyError as error:
-        yield str(error)
 
 
 def _task_problems(loaded: Loaded) -> Iterator[str]:

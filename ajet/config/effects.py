@@ -18,9 +18,13 @@ IGNORED_BLOCKS = ("hydra", "defaults")
 """Top-level blocks that old files carry; a config is complete without them."""
 
 FOR_USER_CODE = (
+    "grounding_weight",
     "judge",
+    "presentation_quality_weight",
+    "rm_weight",
     "task_judge.alien_llm_model",
     "task_judge.alien_llm_response_length",
+    "task_reader.deep_finance",
     "task_reader.options",
     "user",
 )

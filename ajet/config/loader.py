@@ -25,7 +25,14 @@ from ajet.config.problems import COMMAND_LINE, Override, Problem, Sources, confi
 from ajet.config.root import READ_YAML_NAME, AjetConfig, Config, ModelConfig
 from ajet.config.section import Section
 from ajet.config.tasks import TaskJudgeConfig
-from ajet.config.yaml_source import InterpolationProblem, is_interpolated, parse_value, read_yaml_file, resolve
+from ajet.config.yaml_source import (
+    InterpolationProblem,
+    Unfilled,
+    is_interpolated,
+    parse_value,
+    read_yaml_file,
+    resolve,
+)
 from ajet.schema.errors import ConfigError, ImportPathError
 from ajet.schema.printable import encodable, printable
 from ajet.schema.user_code import find_file, find_named, holds, likely_places, looked_in, split_import_path
@@ -191,6 +198,8 @@ def load_config(
         del tree[name]
     _check_top(tree, sources)
     tree = _without_empty_groups(tree, Config)
+    if unfilled := list(_unfilled(tree)):
+        raise config_error(sources, unfilled)
     if is_interpolated(tree):
         tree = _interpolated(tree, sources)
     old_keys = translate(tree)
@@ -305,6 +314,18 @@ def _without_empty_groups(tree: dict[str, Any], section: type[Section]) -> dict[
             continue
         kept[key] = _without_empty_groups(value, inner) if inner and isinstance(value, dict) else value
     return kept
+
+
+def _unfilled(tree: dict[Any, Any] | list[Any], above: tuple[Any, ...] = ()) -> Iterator[Problem]:
+    """A problem for each place of a template that neither a program nor an override has filled."""
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        path = (*above, key)
+        if isinstance(value, dict | list):
+            yield from _unfilled(value, path)
+        elif isinstance(value, Unfilled):
+            key = ".".join(map(str, path)).removeprefix("ajet.")
+            fix = f"write a value in its place, or add `{key}=…` to the command"
+            yield Problem(path, f"{value} stands for a value that nothing has filled in", fix)
 
 
 def _interpolated(tree: dict[str, Any], sources: Sources) -> dict[str, Any]:

@@ -71,6 +71,7 @@ OLD_KEYS: Mapping[str, str | Dropped] = {
     "task_reader.env_service.env_action_preference": Dropped("the environment says how the agent should act"),
     "task_reader.feedback_tracing": "task_reader.tracing",
     "task_reader.tracing.alien_llm_response_length": _REVIEW,
+    "task_reader.tracing.filters.*.params.max_thread": "task_reader.tracing.max_thread",
     "task_reader.tracing.filters.*.params.api_key": _DUPLICATES,
     "task_reader.tracing.filters.*.params.base_url": _DUPLICATES,
     "task_reader.tracing.filters.*.params.db_path": _DUPLICATES,
@@ -85,6 +86,14 @@ OLD_KEYS: Mapping[str, str | Dropped] = {
 What a group became is in its present name's place when the entries below it are looked up: `feedback_tracing.x` is
 `tracing.x`.
 """
+
+
+OLD_VALUES: Mapping[str, Mapping[str, str]] = {
+    "task_reader.type": {
+        "deep_finance": "tutorial.example_deep_finance.deep_finance_reader->DeepFinanceReader",
+    },
+}
+"""Key → what a value of old files stands for."""
 
 
 @dataclass(slots=True)
@@ -116,6 +125,9 @@ def translate(tree: dict[str, Any]) -> Translated:
         for key, became in sorted(OLD_KEYS.items(), key=lambda entry: isinstance(entry[1], Dropped)):
             for path in list(_matching(ajet, tuple(key.split(".")))):
                 _apply(ajet, path, became, done)
+        for key, values in OLD_VALUES.items():
+            for path in _matching(ajet, tuple(key.split("."))):
+                _reword(ajet, path, values)
     return done
 
 
@@ -140,6 +152,14 @@ def _matching(tree: Any, pattern: Path, above: Path = ()) -> Iterator[Path]:
                 yield from _matching(tree[name], tuple(rest), (*above, name))
             else:
                 yield (*above, name)
+
+
+def _reword(ajet: dict[str, Any], path: Path, values: Mapping[str, str]) -> None:
+    group: Any = ajet
+    for part in path[:-1]:
+        group = group[part]
+    if isinstance(value := group[path[-1]], str):
+        group[path[-1]] = values.get(value, value)
 
 
 def _apply(ajet: dict[str, Any], path: Path, became: str | Dropped, done: Translated) -> None:

@@ -316,6 +316,12 @@ class AjetConfig(Section):
     restarts}`. With an `address`, the run waits until the program answers there."""
     judge: Block = Block()
     """Any keys, for a judge of your own to read."""
+    presentation_quality_weight: Real = 0.25
+    """For the judge of AgentJet's example `deep_finance`, or one of your own, to read."""
+    grounding_weight: Real = 0.25
+    """Likewise."""
+    rm_weight: Real = 1.0
+    """Likewise."""
     verl: Block = Block()
     """Keys of verl's own config, passed through unchanged."""
     trinity: Block = Block()

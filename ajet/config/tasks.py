@@ -241,13 +241,15 @@ class TaskReaderConfig(Section):
     """Made-up tasks, to try a workflow without data."""
     env_service: EnvServiceConfig = EnvServiceConfig()
     """Tasks from an environment service. The service is also the episodes' environment, unless `rollout.environment`
-    names another."""
+    names another. With a reader of your own, it is only that, and only if `env_url` is given."""
     data_generation: DataGenerationConfig = DataGenerationConfig()
     """Tasks written by a model from documents."""
     tracing: TracingConfig = TracingConfig()
     """Tasks from production traces."""
     options: Block = Block()
     """Settings for your own reader."""
+    deep_finance: Block = Block()
+    """Settings for the reader of AgentJet's example `deep_finance`, which `type: deep_finance` stands for."""
     fields: FieldsConfig = FieldsConfig()
     """Which fields of a record make a task."""
     shuffle: bool = True

@@ -42,6 +42,8 @@ NOT_A_NUMBER = re.compile(r"^\.(?:nan|NaN|NAN)$")
 
 PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
 
+NO_NAME = "a key must be a name"
+NAME_HINT = "quote text that begins with [ or {; `{{…}}` needs quotes too"
 HINTS = {
     "mapping values are not allowed": "the indentation is off, or text with `: ` in it needs quotes",
     "could not find expected ':'": "a key needs `: ` after it",
@@ -53,6 +55,12 @@ HINTS = {
     "did not find expected ',' or ']'": "a bracket is never closed",
     "did not find expected ',' or '}'": "a brace is never closed",
 }
+
+
+class Unfilled(str):
+    """`{{NAME}}` without quotes: the place in a template where a program was to write a value."""
+
+    __slots__ = ()
 
 
 @dataclass(slots=True)
@@ -216,6 +224,7 @@ class _Composer:
             if isinstance(event, MappingEndEvent | SequenceEndEvent):
                 node, anchor, _ = stack.pop()
                 if isinstance(node.value, dict):
+                    self._unfilled(node)
                     self._merge(node)
                 self._finish(node, anchor)
             elif isinstance(event, MappingStartEvent | SequenceStartEvent):
@@ -260,11 +269,22 @@ class _Composer:
             collection.key_lines[key] = key_line
 
     def _key(self, node: YamlNode, event: Event, line: int) -> Any:
+        if isinstance(event, MappingEndEvent) and isinstance(node.value, dict) and len(node.value) == 1:
+            ((name, empty),) = node.value.items()
+            if isinstance(name, str) and name.isidentifier() and empty.value is None:
+                return Unfilled(f"{{{{{name}}}}}")
         if not isinstance(event, ScalarEvent) or isinstance(node.value, dict | list):
-            self.fail(line, "a key must be a name", "quote text that begins with [ or {; `{{…}}` needs quotes too")
+            self.fail(line, NO_NAME, NAME_HINT)
         if isinstance(node.value, int) and not isinstance(node.value, bool):
             return node.value
         return event.value
+
+    def _unfilled(self, node: YamlNode) -> None:
+        """Turn `{{NAME}}`, a mapping whose only key is a mapping to YAML, into what it stands for."""
+        for key in [key for key in node.value if isinstance(key, Unfilled)]:
+            if len(node.value) > 1 or node.value[key].value is not None:
+                self.fail(node.line, NO_NAME, NAME_HINT)
+            node.value, node.key_lines = key, {}
 
     def _scalar(self, event: ScalarEvent, line: int) -> Any:
         if "\0" in event.value:

@@ -28,7 +28,7 @@ import yaml
 
 from ajet.observe.line_file import LineFile, open_text, read_regular, whole_record
 from ajet.observe.logs import FileLog, Masker
-from ajet.observe.metrics import MetricsSink, flatten, make_sinks, require_trackers, rewind_metrics
+from ajet.observe.metrics import MetricsSink, flatten, make_sinks, rewind_metrics
 from ajet.schema.errors import UserError
 from ajet.system.processes import output_of
 
@@ -190,8 +190,6 @@ class ExperimentFolder:
         debug run has its own folder (`<name>-debug`) and always starts afresh; a search for prompt templates has its
         own as well (`<name>-prompt`). `judge`: what will score the episodes.
         """
-        if backbone != "debug":  # refused before an earlier run's folder is touched
-            require_trackers(config)
         path = folder_of(config, exp_dir, source_yaml)
         if backbone in OWN_FOLDER:
             path = path.with_name(f"{path.name}-{backbone}")

@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 from ajet.config.kinds import TRACKERS, load
 from ajet.observe.line_file import LineFile, open_text, whole_record
 from ajet.observe.logs import Masker
-from ajet.schema.errors import ConfigError, MissingDependencyError
+from ajet.schema.errors import ConfigError
 from ajet.schema.user_code import import_class
 
 logger = logging.getLogger(__name__)
@@ -147,6 +147,10 @@ def make_sinks(config: Any, folder: Path, masker: Masker, *, with_trackers: bool
     """
     ajet = config.ajet
     names = [name for name in dict.fromkeys(ajet.trainer_common.logger) if name not in ("console", "file")]
+    if with_trackers and (missing := missing_trackers(config)):
+        for said in missing.values():
+            logger.warning(said)
+        names = [name for name in names if name not in missing]
     trackers = [make_tracker(name, config, folder, masker) for name in names if with_trackers]
     return FanOut([JsonlSink(folder / "metrics.jsonl"), *trackers])
 
@@ -271,7 +275,6 @@ def make_tracker(name: str, config: Any, folder: Path, masker: Masker) -> Metric
     if "->" in name:
         factory: Callable[[RunInfo], MetricsSink] = cast(Any, import_class(name, object, key=key))
     elif name in TRACKERS:
-        _require(name)
         factory = load(TRACKERS, name)
     else:
         known = ", ".join(["console", "file", *TRACKERS])
@@ -279,21 +282,15 @@ def make_tracker(name: str, config: Any, folder: Path, masker: Masker) -> Metric
     return BackgroundSink(name, lambda: factory(run), masker)
 
 
-def require_trackers(config: Any) -> None:
-    """Raise a `MissingDependencyError` if a tracker in `trainer_common.logger` needs a package that isn't there."""
-    for name in config.ajet.trainer_common.logger:
-        if name in TRACKERS:
-            _require(name)
-
-
-def _require(name: str) -> None:
-    sink = load(TRACKERS, name)
-    package: str = sink.package
-    if importlib.util.find_spec(package) is None:
-        raise MissingDependencyError(
-            f"ajet.trainer_common.logger: {name!r} needs the package {package!r}. Install it with "
-            f"`pip install {sink.install}`, or train without it: trainer_common.logger=console"
-        )
+def missing_trackers(config: Any) -> dict[str, str]:
+    """Trackers in `trainer_common.logger` whose package isn't installed, each with a sentence that says so. A run goes
+    on without them: its folder holds all metrics."""
+    return {
+        name: f"ajet.trainer_common.logger: {name!r} is left out, because its package isn't installed (`pip install "
+        f"{sink.install}`). All metrics are in the run's folder; trainer_common.logger=console avoids this warning"
+        for name in config.ajet.trainer_common.logger
+        if name in TRACKERS and importlib.util.find_spec((sink := load(TRACKERS, name)).package) is None
+    }
 
 
 class BackgroundSink:

@@ -111,7 +111,7 @@ def _environment_url(config: Config) -> str | None:
     if world is not None and (world.source is not None or world.url is not None):
         url = world.url
     else:
-        url = reader.env_service.env_url if reader.type == "env_service" else None
+        url = reader.env_service.env_url if reader.type == "env_service" or "->" in reader.type else None
     return url if url and is_loopback(urlsplit(url).hostname or "") else None
 
 

@@ -37,13 +37,13 @@ ENDING_S = 2.5
 
 
 def environment_settings(config: Config) -> EnvironmentSettings | None:
-    """The environment that the config names: `rollout.environment`, or else the service that the tasks come from."""
+    """The environment that the config names: `rollout.environment`, or else the service that `task_reader` names."""
     world, reader = config.ajet.rollout.environment or EnvironmentConfig(), config.ajet.task_reader
     if world.source is not None or world.url is not None:
         return EnvironmentSettings(
             world.source, world.url, world.protocol, world.env_type, world.api_key, dict(world.options), world.timeout
         )
-    if reader.type == "env_service":
+    if reader.type == "env_service" or ("->" in reader.type and reader.env_service.env_url):
         service = reader.env_service
         env_type = world.env_type if world.env_type != "default" else service.env_type or "default"
         api_key = world.api_key or service.api_key

@@ -383,3 +383,45 @@ def test_every_default_loads_and_contradicts_nothing(folder: Path) -> None:
     defaults["ajet"]["task_reader"]["type"] = "random_dummy"
     (folder / "all.yaml").write_text(yaml.safe_dump(defaults))
     assert load_config(folder / "all.yaml").ajet.experiment_name == "all"
+
+
+TEMPLATE = """
+ajet:
+  rm_weight: {{RM_WEIGHT}}
+  judge: {rm_llm: {{RM_LLM}}, list: [{{FIRST}}]}
+  rollout: {user_workflow: flow.py->Flow, num_repeat: {{NUM_REPEAT}}}
+  task_reader:
+    type: deep_finance
+    deep_finance: {training: {file_path: {{DATA}}}}
+    env_service: {env_type: finworld, env_url: "http://127.0.0.1:8080"}
+"""
+
+
+def test_a_template_says_what_is_not_filled_in_and_takes_it_from_the_command_line(folder: Path) -> None:
+    (folder / "template.yaml").write_text(TEMPLATE)
+    with pytest.raises(ConfigError) as caught:
+        load_config(folder / "template.yaml", ["rm_weight=0.5"])
+    said = str(caught.value)
+    assert "template.yaml:4: ajet.judge.rm_llm: {{RM_LLM}} stands for a value" in said
+    assert "ajet.judge.list.0: {{FIRST}}" in said and "add `rollout.num_repeat=…` to the command" in said
+    assert "RM_WEIGHT" not in said
+    values = ("rm_weight=0.5", "judge.rm_llm=qwen", "judge.list=[1]", "rollout.num_repeat=2")
+    config = load_config(folder / "template.yaml", [*values, "task_reader.deep_finance.training.file_path=x.json"])
+    ajet = config.ajet
+    assert (ajet.rm_weight, ajet.judge.rm_llm, ajet.rollout.num_repeat) == (0.5, "qwen", 2)
+    assert ajet.task_reader.type == "tutorial.example_deep_finance.deep_finance_reader->DeepFinanceReader"
+    assert ajet.task_reader.deep_finance.training.file_path == "x.json"
+
+
+@pytest.mark.parametrize("text", ["a: {{X}: 1}", "a: {{X}, b}", "{{X}}: 1", "a: {{X: 1}}", "a: {{}}"])
+def test_other_mappings_as_keys_stay_refused(folder: Path, text: str) -> None:
+    (folder / "braces.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"braces.yaml:1: a key must be a name"):
+        load_config(folder / "braces.yaml")
+
+
+def test_the_threads_of_a_trace_filter_are_those_of_the_reader(folder: Path) -> None:
+    filters = "[{type: llm_evaluate, params: {max_thread: 16}}]"
+    reader = f"{{type: tracing, feedback_tracing: {{base_url: a.sqlite, filters: {filters}}}}}"
+    config = load(folder, "", f"task_reader={reader}")
+    assert config.ajet.task_reader.tracing.max_thread == 16

@@ -8,10 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ajet.config import Config
+from ajet.config import Config, make_config
 from ajet.observe.logs import Masker
-from ajet.observe.metrics import BackgroundSink, aggregate_log_metrics, make_tracker
-from ajet.schema.errors import ConfigError, MissingDependencyError
+from ajet.observe.metrics import (
+    BackgroundSink,
+    aggregate_log_metrics,
+    make_sinks,
+    make_tracker,
+    missing_trackers,
+)
+from ajet.schema.errors import ConfigError
 from ajet.schema.printable import is_secret, is_secret_key
 from support.waiting import wait_until
 
@@ -116,12 +122,23 @@ def test_a_sink_of_ones_own(tmp_path: Path) -> None:
     assert (tmp_path / "mine.txt").read_text() == "3 {'reward/mean': 0.5}\n"
 
 
-def test_unknown_and_uninstalled_trackers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_tracker_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"unknown tracker 'wandbb'.*wandb"):
         make_tracker("wandbb", Config(), tmp_path, Masker())
+
+
+def test_a_tracker_without_its_package_is_left_out_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match="pip install wandb"):
-        make_tracker("wandb", Config(), tmp_path, Masker())
+    config = make_config({"trainer_common.logger": ["console", "swanlab"]})
+    sinks = make_sinks(config, tmp_path, Masker())
+    sinks.log(1, {"reward/mean": 0.5})
+    sinks.close()
+    assert "0.5" in (tmp_path / "metrics.jsonl").read_text()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "'swanlab' is left out" in said and "pip install swanlab" in said
+    assert list(missing_trackers(config)) == ["swanlab"]
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "swanlab", "mlflow"])

@@ -377,7 +377,9 @@ def syntax() -> Iterator[Mutation]:
     yield Mutation("two colons", replaced(line, "num_repeat: a: 4"), (f"broken.yaml:{line}", "needs quotes"))
     yield Mutation("indentation", replaced(line, " num_repeat: 4"), ("broken.yaml:", "indentation"))
     yield Mutation("at sign", replaced(line, "num_repeat: @4"), (f"broken.yaml:{line}", "quote text"))
-    yield Mutation("template", replaced(line, "num_repeat: {{ n }}"), (f"broken.yaml:{line}", "a key must be a name"))
+    yield Mutation(
+        "template", replaced(line, "num_repeat: {{ n }}"), (f"broken.yaml:{line}", "{{n}} stands for a value")
+    )
     yield Mutation("two documents", f"{VALID}---\na: 1\n".encode(), (f"broken.yaml:{len(LINES) + 1}", "one document"))
     yield Mutation("empty", b"", ("broken.yaml", "`ajet:`"))
     yield Mutation("only a comment", b"# nothing\n", ("broken.yaml", "`ajet:`"))

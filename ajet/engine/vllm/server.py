@@ -299,7 +299,7 @@ class VllmServer:
                 if "No module named 'vllm'" in tail or "No module named vllm" in tail:
                     raise MissingDependencyError(
                         f"vLLM is not installed for this Python: {install_command('vllm')}, or set "
-                        "rollout.vllm.python to a Python that has it"
+                        "rollout.vllm.python to a Python that has it, or use the embedded engine: rollout.engine=torch"
                     )
                 if self._settings.sleep and CANT_SLEEP in tail:
                     raise FeatureUnavailableError(
