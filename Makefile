@@ -106,7 +106,7 @@ pictures: env  ## take the viewer's pictures of the docs anew (needs Chromium)
 
 test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in their own environment
 	.venv-agentscope1/bin/python -m pytest tests/task_runner/tuner/test_agentscope1.py tests/tutorial/test_math_agents.py \
-	  tests/compat/agentjet/test_tutorial_shapes.py
+	  tests/compat/agentjet/test_tutorial_shapes.py tests/compat/agentjet/test_helper_names.py tests/task_runner/test_advice.py
 
 test-oldest: .venv-oldest/.ready  ## run the servers', viewer's and config's tests with the oldest versions that pyproject.toml allows
 	.venv-oldest/bin/python -m pytest tests/system/test_http_server.py tests/system/test_asgi_applications.py \

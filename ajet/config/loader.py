@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from ajet.config.contradictions import contradictions
 from ajet.config.effects import IGNORED_BLOCKS
+from ajet.config.interpolation import InterpolationProblem, is_interpolated, resolve
 from ajet.config.keys import known_keys, nearest, section_of, where_it_belongs
 from ajet.config.kinds import BackboneName
 from ajet.config.old_keys import Translated, is_old, translate
@@ -25,14 +26,7 @@ from ajet.config.problems import COMMAND_LINE, Override, Problem, Sources, confi
 from ajet.config.root import READ_YAML_NAME, AjetConfig, Config, ModelConfig
 from ajet.config.section import Section
 from ajet.config.tasks import TaskJudgeConfig
-from ajet.config.yaml_source import (
-    InterpolationProblem,
-    Unfilled,
-    is_interpolated,
-    parse_value,
-    read_yaml_file,
-    resolve,
-)
+from ajet.config.yaml_source import Unfilled, parse_value, read_yaml_file
 from ajet.schema.errors import ConfigError, ImportPathError
 from ajet.schema.printable import encodable, printable
 from ajet.schema.user_code import find_file, find_named, holds, likely_places, looked_in, split_import_path

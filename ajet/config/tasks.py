@@ -213,8 +213,8 @@ class RandomDummyConfig(Section):
 
     num_tasks: Positive = 1000
     """Training tasks."""
-    num_validation_tasks: Count = 0
-    """Validation tasks."""
+    num_validation_tasks: Count | None = None
+    """Validation tasks, which are others. null: the training tasks."""
 
 
 class CurriculumConfig(Section):

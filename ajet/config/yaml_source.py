@@ -1,4 +1,4 @@
-"""YAML text → a tree of nodes that know their lines, and its `${…}` interpolations resolved.
+"""YAML text → a tree of nodes that know their lines.
 
 Tags such as `!!python/…`, repeated keys, files that are too large and anchors that multiply ("bombs") are refused.
 Numbers, booleans and null are read as OmegaConf reads them (so `1e-6` is a number); dates stay text.
@@ -24,7 +24,7 @@ from yaml.events import (
 )
 
 from ajet.config.keys import nearest
-from ajet.schema.errors import AjetError, ConfigError
+from ajet.schema.errors import ConfigError
 
 MAX_BYTES = 512 * 1024
 """A config has a few KB. Beyond this, parsing could take longer than the second within which errors are promised."""
@@ -42,8 +42,7 @@ NOT_A_NUMBER = re.compile(r"^\.(?:nan|NaN|NAN)$")
 
 PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
 
-NO_NAME = "a key must be a name"
-NAME_HINT = "quote text that begins with [ or {; `{{…}}` needs quotes too"
+NO_NAME = ("a key must be a name", "quote text that begins with [ or {; `{{…}}` needs quotes too")
 HINTS = {
     "mapping values are not allowed": "the indentation is off, or text with `: ` in it needs quotes",
     "could not find expected ':'": "a key needs `: ` after it",
@@ -59,8 +58,6 @@ HINTS = {
 
 class Unfilled(str):
     """`{{NAME}}` without quotes: the place in a template where a program was to write a value."""
-
-    __slots__ = ()
 
 
 @dataclass(slots=True)
@@ -117,7 +114,14 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError:
         folder = path.parent
         present = [entry.name for entry in folder.glob("*.y*ml")] if folder.is_dir() else []
-        near = next((name for name in present if Path(name).stem == nearest(path.stem, map(_stem, present))), None)
+        near = next(
+            (
+                name
+                for name in present
+                if Path(name).stem == nearest(path.stem, (Path(other).stem for other in present))
+            ),
+            None,
+        )
         there = f"did you mean {folder / near}?" if near else ", ".join(sorted(present)[:8])
         where = f"\n    {'' if near else 'there are: '}{there}" if there else ""
         raise ConfigError(f"{path}: no such file" + where) from None
@@ -130,10 +134,6 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise ConfigError(f"{path}:{line}: not UTF-8 text\n    save the file as UTF-8") from None
-
-
-def _stem(name: str) -> str:
-    return Path(name).stem
 
 
 def parse_yaml(text: str, name: str) -> YamlNode:
@@ -269,12 +269,10 @@ class _Composer:
             collection.key_lines[key] = key_line
 
     def _key(self, node: YamlNode, event: Event, line: int) -> Any:
-        if isinstance(event, MappingEndEvent) and isinstance(node.value, dict) and len(node.value) == 1:
-            ((name, empty),) = node.value.items()
-            if isinstance(name, str) and name.isidentifier() and empty.value is None:
-                return Unfilled(f"{{{{{name}}}}}")
+        if isinstance(node.value, dict) and [each.value for each in node.value.values()] == [None]:
+            return Unfilled(f"{{{{{next(iter(node.value))}}}}}")
         if not isinstance(event, ScalarEvent) or isinstance(node.value, dict | list):
-            self.fail(line, NO_NAME, NAME_HINT)
+            self.fail(line, *NO_NAME)
         if isinstance(node.value, int) and not isinstance(node.value, bool):
             return node.value
         return event.value
@@ -283,7 +281,7 @@ class _Composer:
         """Turn `{{NAME}}`, a mapping whose only key is a mapping to YAML, into what it stands for."""
         for key in [key for key in node.value if isinstance(key, Unfilled)]:
             if len(node.value) > 1 or node.value[key].value is not None:
-                self.fail(node.line, NO_NAME, NAME_HINT)
+                self.fail(node.line, *NO_NAME)
             node.value, node.key_lines = key, {}
 
     def _scalar(self, event: ScalarEvent, line: int) -> Any:
@@ -339,121 +337,3 @@ class _Composer:
                 if key not in node.value:
                     node.value[key] = value
                     node.key_lines[key] = base.key_lines[key]
-
-
-INNERMOST = re.compile(r"\$\{([^${}]*)\}")
-COMPUTED = re.compile(r"\$\{[^{}:]*\$\{")
-
-
-class InterpolationProblem(AjetError):
-    """A value whose interpolation can't be resolved."""
-
-    def __init__(self, path: tuple[Any, ...], message: str) -> None:
-        super().__init__(message)
-        self.path = path
-
-
-def is_interpolated(value: Any) -> bool:
-    """Whether any text in `value` contains an interpolation, or is `???`, to be filled in."""
-    if isinstance(value, dict):
-        return any(is_interpolated(inner) for inner in value.values())
-    if isinstance(value, list):
-        return any(is_interpolated(inner) for inner in value)
-    return isinstance(value, str) and ("${" in value or value == "???")
-
-
-def resolve(tree: dict[str, Any]) -> dict[str, Any]:
-    """`tree` with every interpolation replaced by what it refers to."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import GrammarParseError, MissingMandatoryValue, OmegaConfBaseException
-
-    _Sizes(tree).check()
-    try:
-        resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        path = _path(tree, str(error.full_key or ""))
-        message = str(error.msg or error).splitlines()[0]
-        message = message.removeprefix("KeyError raised while resolving interpolation: ").strip('"')
-        if isinstance(error, MissingMandatoryValue):
-            message = "`???` marks a value that must be given: set it here or on the command line"
-        elif isinstance(error, GrammarParseError):
-            message = f"not a valid interpolation: {message}"
-        elif "Recursive interpolation" in message or "parent node" in message:
-            message = "the interpolation refers to itself: remove the cycle"
-        raise InterpolationProblem(path, message) from None
-    except RecursionError:
-        raise InterpolationProblem((), "an interpolation refers to itself: remove the cycle") from None
-    assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}
-
-
-def _path(tree: Any, dotted: str) -> tuple[Any, ...]:
-    """OmegaConf's `a.b[0].c` as a path."""
-    parts: list[Any] = []
-    for part in re.findall(r"[^.\[\]]+", dotted):
-        parts.append(int(part) if isinstance(_at(tree, parts), list) and part.isdigit() else part)
-    return tuple(parts)
-
-
-def _at(tree: Any, path: list[Any]) -> Any:
-    for part in path:
-        if (isinstance(tree, dict) and part in tree) or (
-            isinstance(tree, list) and isinstance(part, int) and part < len(tree)
-        ):
-            tree = tree[part]
-        else:
-            return None
-    return tree
-
-
-class _Sizes:
-    """How much text and how many values each place holds after its references are replaced."""
-
-    def __init__(self, tree: dict[str, Any]) -> None:
-        self.tree = tree
-        self.known: dict[tuple[Any, ...], tuple[int, int] | None] = {}
-
-    def check(self) -> None:
-        self._of(())
-
-    def _of(self, path: tuple[Any, ...]) -> tuple[int, int]:
-        """(characters, values) of the value at `path`; None while it is being counted."""
-        if path in self.known:
-            known = self.known[path]
-            if known is None:
-                raise InterpolationProblem(path, "the interpolation refers to itself: remove the cycle")
-            return known
-        self.known[path] = None
-        value = _at(self.tree, list(path))
-        inner: list[tuple[int, int]] = []
-        if isinstance(value, dict):
-            inner = [self._of((*path, key)) for key in value]
-        elif isinstance(value, list):
-            inner = [self._of((*path, index)) for index in range(len(value))]
-        elif isinstance(value, str):
-            if COMPUTED.search(value):
-                raise InterpolationProblem(path, "a key inside `${…}` can't be computed by another `${…}`")
-            inner = [self._of(target) for target in self._targets(value, path)]
-        own = len(value) if isinstance(value, str) else 1
-        size = (own + sum(chars for chars, _ in inner), 1 + sum(values for _, values in inner))
-        if size[0] > MAX_BYTES or size[1] > MAX_VALUES:
-            raise InterpolationProblem(path, "its interpolations multiply into something far too large")
-        self.known[path] = size
-        return size
-
-    def _targets(self, text: str, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """The places that a text refers to."""
-        targets = []
-        while match := INNERMOST.search(text):
-            reference = match.group(1).strip()
-            text = text[: match.start()] + text[match.end() :]
-            if ":" in reference:
-                continue
-            names = reference.lstrip(".")
-            dots = len(reference) - len(names)
-            base = path[: len(path) - dots] if dots else ()
-            target = (*base, *_path(_at(self.tree, list(base)), names))
-            # a place above this one contains it; OmegaConf reports that cycle
-            if target != path[: len(target)]:
-                targets.append(target)
-        return targets

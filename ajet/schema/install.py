@@ -90,6 +90,18 @@ def _packages_of(extra: str) -> list[str]:
     return [package for package in found if not package.startswith(DISTRIBUTION)]
 
 
+def written_for_another_agentscope(error: BaseException) -> str:
+    """What to install where a file imports what only another major version of AgentScope has. Empty: it doesn't."""
+    if not isinstance(error, ImportError) or (error.name or "").partition(".")[0] != "agentscope":
+        return ""
+    try:
+        present = metadata.version("agentscope")
+    except metadata.PackageNotFoundError:
+        return ""
+    needed, wanted = ("2", "agentscope>=2") if present.startswith("1.") else ("1.0", "agentscope<2")
+    return f"it is written for AgentScope {needed}, and {present} is installed: pip install '{wanted}'"
+
+
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """A package's `__getattr__`. `homes`: name → module below the package."""
 

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from ajet.schema.errors import ImportPathError, UserError
-from ajet.schema.install import TRAIN, TRAIN_PACKAGES, install_command
+from ajet.schema.install import TRAIN, TRAIN_PACKAGES, install_command, written_for_another_agentscope
 
 
 def find_named(
@@ -360,6 +360,8 @@ def _errors_named(place: str, file: Path | None) -> Iterator[None]:
                 missing = error.name.partition(".")[2].replace(".", "/")
                 raise ImportPathError(f"{at}a relative import found no {missing}.py next to the file") from error
             hint = _missing_module(error.name)
+        if other := written_for_another_agentscope(error):
+            hint = f"; {other}"
         if OUTSIDE_FOLDER in str(error):
             hint = "; write an absolute import: modules in the file's folder, in the config's and here are found"
         raise ImportPathError(f"{at}importing {place} failed with {type(error).__name__}: {error}{hint}") from error

@@ -3,6 +3,7 @@ rubrics_auto_grader`."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +40,10 @@ class AutoGraderJudge(RubricsJudge):
     def __init__(self, config: Any) -> None:
         super().__init__(config if isinstance(config, Config) else _as_config(config))
 
-    def generate_rubrics_from_samples(self, tasks: Sequence[Task] = ()) -> Rubrics:
+    async def generate_rubrics_from_samples(self, tasks: Sequence[Task] = ()) -> Rubrics:
         """Rubrics from graded tasks (by default, the examples of the config), also written to the file."""
         if not tasks:
-            self.rubrics = self.load_or_write(again=True)
+            self.rubrics = await asyncio.to_thread(self.load_or_write, again=True)
             return self.rubrics
         section = self.section
         examples = [
@@ -53,11 +54,11 @@ class AutoGraderJudge(RubricsJudge):
             )
             for number, task in enumerate(tasks)
         ]
-        self.rubrics = self.write(examples)
+        self.rubrics = await asyncio.to_thread(self.write, examples)
         self.rubrics.save(self.path)
         return self.rubrics
 
-    def load_rubrics_from_cache(self) -> Rubrics:
+    async def load_rubrics_from_cache(self) -> Rubrics:
         """The rubrics of the file."""
         self.rubrics = Rubrics.load(self.path)
         return self.rubrics

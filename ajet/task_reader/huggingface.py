@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ajet.config.kinds import nearest_name
 from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task
 from ajet.task_reader.task_reader_base import BadRecord, BaseTaskReader, task_from_record
@@ -19,7 +19,7 @@ SECTION = "ajet.task_reader.huggingface_dat_repo"
 
 
 class HuggingFaceReader(BaseTaskReader):
-    """Reads `training_split` and `validation_split` of `dataset_path`."""
+    """Reads `training_split` and `validation_split` of `dataset_path`. A row without an id gets its index."""
 
     def __init__(self, reader_config: Any) -> None:
         super().__init__(reader_config)
@@ -40,16 +40,16 @@ class HuggingFaceReader(BaseTaskReader):
         if self._splits is None:
             self._splits = self._load()
         if split not in self._splits:
-            near = get_close_matches(split, self._splits, n=1)
-            there = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(self._splits)}"
+            there = f"it has {', '.join(map(repr, self._splits))}{nearest_name(split, self._splits)}"
             raise TaskDataError(f"{SECTION}.{key}: {path} has no split {split!r}; {there}")
         tasks: list[Task] = []
         skipped = 0
-        for number, row in enumerate(self._splits[split], start=1):
+        for index, row in enumerate(self._splits[split]):
             try:
-                tasks.append(task_from_record(row, self.reader_config.fields, query_needed=False))
+                task = task_from_record(row, self.reader_config.fields, query_needed=False)
+                tasks.append(task if task.task_id else task.model_copy(update={"task_id": str(index)}))
             except BadRecord as error:
-                place = f"{path} [{split}], row {number}: {error}"
+                place = f"{path} [{split}], row {index + 1}: {error}"
                 if skipped >= self.reader_config.skip_bad_lines:
                     raise TaskDataError(place) from None
                 skipped += 1

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ajet.schema.errors import address_of, error_chain
+from ajet.schema.install import written_for_another_agentscope
 
 CLIENT = "to ask the tuned model, write client = tuner.as_raw_openai_sdk_client()"
 LOOP_RUNS = ("asyncio.run() cannot be called from a running event loop", "This event loop is already running")
@@ -35,6 +36,8 @@ def fix_for(error: BaseException) -> str:
     if isinstance(error, ValidationError):
         given = [problem["input"] for problem in error.errors(include_url=False)]
         return "write `await` before the call" if any(map(inspect.isawaitable, given)) else ""
+    if other := written_for_another_agentscope(error):
+        return other
     said = str(error)
     if isinstance(error, RuntimeError) and any(text in said for text in LOOP_RUNS):
         return "write `await …` instead, or make it `def execute` without async"

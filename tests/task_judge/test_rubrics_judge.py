@@ -207,9 +207,9 @@ def test_a_script_of_the_former_judge(tmp_path: Path, monkeypatch: pytest.Monkey
         config = _attributes({"ajet": {"task_judge": {"rubrics_auto_grader": block}, "experiment_dir": str(tmp_path)}})
         judge = AutoGraderJudge(config)
         tasks = [Task(main_query=row["main_query"], metadata={**row}) for row in POINTWISE]
-        judge.generate_rubrics_from_samples(tasks)
+        asyncio.run(judge.generate_rubrics_from_samples(tasks))
         judge = AutoGraderJudge(config)
-        judge.load_rubrics_from_cache()
+        asyncio.run(judge.load_rubrics_from_cache())
 
         async def ask(output: Any) -> Any:
             return await judge._async_compute_reward(Task(main_query="3 + 4?"), output)

@@ -167,4 +167,14 @@ def test_random_dummy_is_the_same_for_the_same_seed() -> None:
         return read_training_tasks(build_reader(reader_config(type="random_dummy", seed=seed)))
 
     assert read(1) == read(1) != read(2)
-    assert [task.metadata["random_number"] for task in read(1)] == list(range(1000))
+    assert sorted(task.metadata["random_number"] for task in read(1)) == list(range(1000))
+
+
+def test_random_dummy_has_the_order_ids_and_validation_tasks_of_agentjet() -> None:
+    reader = build_reader(reader_config(type="random_dummy"))
+    tasks = read_training_tasks(reader)
+    assert [task.task_id for task in tasks[:4]] == ["521", "737", "740", "660"]
+    assert all(task.task_id == str(task.metadata["random_number"]) for task in tasks)
+    assert read_validation_tasks(reader) == tasks
+    few = build_reader(reader_config(type="random_dummy", random_dummy={"num_tasks": 2, "num_validation_tasks": 3}))
+    assert sorted(task.task_id for task in read_validation_tasks(few)) == ["2", "3", "4"]

@@ -27,6 +27,11 @@ def raised(function: Callable[[], Any]) -> Exception:
     return error.value
 
 
+def another_agentscope() -> None:
+    pytest.importorskip("agentscope")
+    from agentscope.agent import NoSuchAgent  # type: ignore[attr-defined] # noqa: F401
+
+
 def asked_within_a_loop() -> None:
     async def execute() -> None:
         nothing = asyncio.sleep(0)
@@ -70,6 +75,10 @@ def test_pydantics_first_problem_is_told_with_its_field_and_reason() -> None:
         (unawaited, "WorkflowOutput.reward.float: .*: write `await` before the call$"),
         (asked_within_a_loop, "event loop: write `await …` instead, or make it `def execute`"),
         (no_key, r"tuner\.as_raw_openai_sdk_client\(\)"),
+        (
+            another_agentscope,
+            r"'NoSuchAgent'.*: it is written for AgentScope (1\.0|2), and \d.* pip install 'agentscope[<>]",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_what_to_write(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from importlib.metadata import version
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +22,9 @@ class RobustDashScopeChatModel:
     per event loop.
     """
 
-    def __init__(self, model_name: str, api_key: str | None = None, stream: bool = False, **_options: Any) -> None:
+    def __init__(
+        self, model_name: str = "qwen3-max", stream: bool = False, api_key: str | None = None, **_options: Any
+    ) -> None:
         """Further arguments, such as `enable_thinking`, are DashScope's own and are not passed on."""
         self.model_name = self.model = model_name
         self.stream = stream
@@ -28,10 +32,45 @@ class RobustDashScopeChatModel:
         self._api_key = api_key
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
 
-    async def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """AgentScope's own call: messages in, a response out."""
+    async def __call__(self, messages: Sequence[Any], *arguments: Any, **options: Any) -> Any:
+        """AgentScope's own call: messages in, a response out. Who passes dictionaries, as AgentScope 1 does, gets a
+        response whose blocks are dictionaries, from AgentScope 2 as well."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             connection = Connection(*HelperModel.former(self.model_name, self._api_key).endpoint())
             self._clients[loop] = agentscope_model(connection, context_size=self.context_size, stream=self.stream)
-        return await self._clients[loop](*arguments, **options)
+        if not _are_plain(messages) or version("agentscope").startswith("1."):
+            return await self._clients[loop](messages, *arguments, **options)
+        reply = await self._clients[loop]([_as_message(each) for each in messages], *arguments, **options)
+        return _all_with_plain_blocks(reply) if self.stream else _with_plain_blocks(reply)
+
+
+def _are_plain(messages: Sequence[Any]) -> bool:
+    return any(isinstance(message, dict) for message in messages)
+
+
+def _as_message(message: Any) -> Any:
+    """A message of AgentScope 2 from a dictionary with text."""
+    from agentscope.message import Msg, TextBlock
+
+    if not isinstance(message, dict):
+        return message
+    role: Any = message.get("role")
+    content = message.get("content")
+    texts = [content] if isinstance(content, str) else [part.get("text") for part in content or ()]
+    if role not in ("system", "user", "assistant") or not all(isinstance(text, str) for text in texts):
+        raise TypeError(
+            f"RobustDashScopeChatModel takes dictionaries with text of role system, user or assistant, not "
+            f"{message!r:.200}; pass anything else as agentscope.message.Msg"
+        )
+    return Msg(name=message.get("name", role), content=[TextBlock(text=text) for text in texts], role=role)
+
+
+def _with_plain_blocks(reply: Any) -> Any:
+    reply.content = [block.model_dump() for block in reply.content]
+    return reply
+
+
+async def _all_with_plain_blocks(replies: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for reply in replies:
+        yield _with_plain_blocks(reply)

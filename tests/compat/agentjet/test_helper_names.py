@@ -58,17 +58,44 @@ def test_a_key_that_is_refused_is_said(endpoint: Place, monkeypatch: pytest.Monk
 
 
 def test_the_robust_model_on_several_loops(endpoint: Place) -> None:
-    pytest.importorskip("agentscope")
-    from agentscope.message import UserMsg
-
+    message = pytest.importorskip("agentscope.message")
+    if not hasattr(message, "UserMsg"):
+        pytest.skip("messages of AgentScope 1 are dictionaries")
     model = RobustDashScopeChatModel("some-helper", stream=False, enable_thinking=False)
 
     async def ask() -> Any:
-        return await model([UserMsg("user", "Is it right?")])
+        return await model([message.UserMsg("user", "Is it right?")])
 
     for _ in range(2):  # as judges do: a loop for each question
         reply = asyncio.run(ask())
         assert [block.text for block in reply.content] == ["yes"]
+
+
+def test_the_robust_model_takes_dictionaries_of_either_agentscope(endpoint: Place) -> None:
+    """As judges ask it: OpenAI's messages in, blocks that are read by key out."""
+    models = pytest.importorskip("agentscope.model")
+
+    async def ask(model: Any) -> Any:
+        return await model([{"role": "system", "content": "Grade."}, *MESSAGES])
+
+    reply = asyncio.run(ask(RobustDashScopeChatModel("some-helper", stream=False)))
+    assert isinstance(reply, models.ChatResponse)
+    assert "".join(block["text"] for block in reply.content if "text" in block) == "yes"
+
+
+def test_dictionaries_to_agentscope_2(endpoint: Place) -> None:
+    message = pytest.importorskip("agentscope.message")
+    if not hasattr(message, "UserMsg"):
+        pytest.skip("AgentScope 1 takes any dictionary")
+
+    async def listen(model: Any) -> list[Any]:
+        return [part async for part in await model(MESSAGES)]
+
+    parts = asyncio.run(listen(RobustDashScopeChatModel("some-helper", stream=True)))
+    assert parts[-1].content[-1]["text"] == "yes"
+    model = RobustDashScopeChatModel("some-helper")
+    with pytest.raises(TypeError, match=r"'tool'.*pass anything else as agentscope\.message\.Msg"):
+        asyncio.run(model([{"role": "tool", "tool_call_id": "1", "content": "4"}]))
 
 
 AGENT = """

@@ -1,0 +1,126 @@
+"""The `${…}` interpolations of a config's tree, resolved. What refers to itself or multiplies is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ajet.config.yaml_source import MAX_BYTES, MAX_VALUES
+from ajet.schema.errors import AjetError
+
+INNERMOST = re.compile(r"\$\{([^${}]*)\}")
+COMPUTED = re.compile(r"\$\{[^{}:]*\$\{")
+
+
+class InterpolationProblem(AjetError):
+    """A value whose interpolation can't be resolved."""
+
+    def __init__(self, path: tuple[Any, ...], message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def is_interpolated(value: Any) -> bool:
+    """Whether any text in `value` contains an interpolation, or is `???`, to be filled in."""
+    if isinstance(value, dict):
+        return any(is_interpolated(inner) for inner in value.values())
+    if isinstance(value, list):
+        return any(is_interpolated(inner) for inner in value)
+    return isinstance(value, str) and ("${" in value or value == "???")
+
+
+def resolve(tree: dict[str, Any]) -> dict[str, Any]:
+    """`tree` with every interpolation replaced by what it refers to."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import GrammarParseError, MissingMandatoryValue, OmegaConfBaseException
+
+    _Sizes(tree).check()
+    try:
+        resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        path = _path(tree, str(error.full_key or ""))
+        message = str(error.msg or error).splitlines()[0]
+        message = message.removeprefix("KeyError raised while resolving interpolation: ").strip('"')
+        if isinstance(error, MissingMandatoryValue):
+            message = "`???` marks a value that must be given: set it here or on the command line"
+        elif isinstance(error, GrammarParseError):
+            message = f"not a valid interpolation: {message}"
+        elif "Recursive interpolation" in message or "parent node" in message:
+            message = "the interpolation refers to itself: remove the cycle"
+        raise InterpolationProblem(path, message) from None
+    except RecursionError:
+        raise InterpolationProblem((), "an interpolation refers to itself: remove the cycle") from None
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items()}
+
+
+def _path(tree: Any, dotted: str) -> tuple[Any, ...]:
+    """OmegaConf's `a.b[0].c` as a path."""
+    parts: list[Any] = []
+    for part in re.findall(r"[^.\[\]]+", dotted):
+        parts.append(int(part) if isinstance(_at(tree, parts), list) and part.isdigit() else part)
+    return tuple(parts)
+
+
+def _at(tree: Any, path: list[Any]) -> Any:
+    for part in path:
+        if (isinstance(tree, dict) and part in tree) or (
+            isinstance(tree, list) and isinstance(part, int) and part < len(tree)
+        ):
+            tree = tree[part]
+        else:
+            return None
+    return tree
+
+
+class _Sizes:
+    """How much text and how many values each place holds after its references are replaced."""
+
+    def __init__(self, tree: dict[str, Any]) -> None:
+        self.tree = tree
+        self.known: dict[tuple[Any, ...], tuple[int, int] | None] = {}
+
+    def check(self) -> None:
+        self._of(())
+
+    def _of(self, path: tuple[Any, ...]) -> tuple[int, int]:
+        """(characters, values) of the value at `path`; None while it is being counted."""
+        if path in self.known:
+            known = self.known[path]
+            if known is None:
+                raise InterpolationProblem(path, "the interpolation refers to itself: remove the cycle")
+            return known
+        self.known[path] = None
+        value = _at(self.tree, list(path))
+        inner: list[tuple[int, int]] = []
+        if isinstance(value, dict):
+            inner = [self._of((*path, key)) for key in value]
+        elif isinstance(value, list):
+            inner = [self._of((*path, index)) for index in range(len(value))]
+        elif isinstance(value, str):
+            if COMPUTED.search(value):
+                raise InterpolationProblem(path, "a key inside `${…}` can't be computed by another `${…}`")
+            inner = [self._of(target) for target in self._targets(value, path)]
+        own = len(value) if isinstance(value, str) else 1
+        size = (own + sum(chars for chars, _ in inner), 1 + sum(values for _, values in inner))
+        if size[0] > MAX_BYTES or size[1] > MAX_VALUES:
+            raise InterpolationProblem(path, "its interpolations multiply into something far too large")
+        self.known[path] = size
+        return size
+
+    def _targets(self, text: str, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """The places that a text refers to."""
+        targets = []
+        while match := INNERMOST.search(text):
+            reference = match.group(1).strip()
+            text = text[: match.start()] + text[match.end() :]
+            if ":" in reference:
+                continue
+            names = reference.lstrip(".")
+            dots = len(reference) - len(names)
+            base = path[: len(path) - dots] if dots else ()
+            target = (*base, *_path(_at(self.tree, list(base)), names))
+            # a place above this one contains it; OmegaConf reports that cycle
+            if target != path[: len(target)]:
+                targets.append(target)
+        return targets
