@@ -32,6 +32,15 @@ def test_validate(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == shown("commands.md", "ajet validate my-agent.yaml")
 
 
+def test_migrate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = blocks_of(ROOT / "docs/commands.md")
+    (code,) = [block.code for block in blocks if block.code.startswith("model_name_or_path:")]
+    Path("grpo.yaml").write_text(code)
+    assert main(["migrate", "grpo.yaml", "--out", "math.yaml"]) == 0
+    assert capsys.readouterr().err == shown("commands.md", "ajet migrate grpo.yaml --out math.yaml")
+
+
 def test_what_is_wrong_with_a_config(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     conf = project / "my-agent.yaml"
     broken = (

@@ -98,7 +98,8 @@ def pass_through(config: Config) -> Settings:
             settings |= dict(flatten(mine[name], name))
     settings |= dict(flatten(config.trainer, "trainer"))
     settings |= dict(flatten(config.verl))
-    return settings | dict(flatten(config.ajet.verl))
+    settings |= dict(flatten(config.ajet.verl))  # what is still a group is empty
+    return {key: {} if isinstance(value, Mapping) else value for key, value in settings.items()}
 
 
 def checkpoint_step(folder: str) -> int | None:

@@ -1,0 +1,235 @@
+"""verl's configuration (hydra YAML): a whole file, or what a run overrides. Unknown keys are passed through to verl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ajet.cli.migrate.rules import ATTENTION, SCHEDULER, As, NotOurs, Rule, System, Tree, named, trackers, unless
+from ajet.config.old_keys import Dropped
+
+_ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+_COMMON, _ALGORITHM = "trainer_common", "trainer_common.algorithm"
+_BY_TOKENS = Dropped("batches are split by tokens")
+_CREDIT = Dropped("credit and loss are ajet's own: see ajet.trainer_common.algorithm")
+_CRITIC = Dropped("there is no critic: advantages come from groups of episodes")
+_JUDGE = Dropped("a reward is the workflow's, or a judge's: docs/judges.md")
+_OURS = Dropped("ajet sets it for each run")
+_READER = Dropped("a task reader of ajet's feeds verl: docs/tasks.md")
+_WORKFLOW = Dropped("the workflow is the agent, and says how an episode goes: docs/workflows.md")
+
+
+def _mini_batches(value: Any, given: Mapping[str, Any]) -> int:
+    batch = given.get("data.train_batch_size")
+    if not isinstance(batch, int) or not isinstance(value, int) or batch % value:
+        raise NotOurs("trainer_common.mini_batch_num is the number of mini-batches: train_batch_size must be known")
+    return batch // value
+
+
+def _clip(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    found = {"low": f"{_ACTOR}.clip_ratio_low", "high": f"{_ACTOR}.clip_ratio_high"}
+    open_ = {f"{_ALGORITHM}.clip_{side}": value for side, key in found.items() if given.get(key) is None}
+    if not open_:
+        raise NotOurs("clip_ratio_low and clip_ratio_high count")
+    return open_
+
+
+def _files(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    files = [value] if isinstance(value, str) else list(value)
+    if len(files) != 1:
+        raise NotOurs("several files: put them into one folder, and name it in huggingface_dat_repo.dataset_path")
+    reader = "task_reader.huggingface_dat_repo"
+    return {"task_reader.type": "huggingface_dat_repo", f"{reader}.dataset_path": files[0]}
+
+
+def _lora_rank(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    if not value:
+        raise NotOurs("0: all weights are trained, as by default")
+    return {"model.lora.enabled": True, "model.lora.rank": value}
+
+
+def _only(wanted: Any, new: Mapping[str, Any], why: str) -> As:
+    """A switch that matters in one position."""
+
+    def convert(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+        if value != wanted:
+            raise NotOurs(why)
+        return dict(new)
+
+    return As("", convert)
+
+
+RULES: dict[str, Rule] = {
+    "data.train_batch_size": "data.train_batch_size",
+    "data.max_prompt_length": "data.max_prompt_length",
+    "data.max_response_length": "data.max_response_length",
+    "data.shuffle": "task_reader.shuffle",
+    "data.seed": "task_reader.seed",
+    "data.train_files": As("", _files),
+    "data.val_files": Dropped("huggingface_dat_repo.validation_split names a split of the same data set"),
+    "data.prompt_key": Dropped("task_reader.fields names the columns"),
+    "data.": _READER,
+    f"{_MODEL}.path": "model.path",
+    f"{_MODEL}.enable_gradient_checkpointing": f"{_COMMON}.gradient_checkpointing",
+    f"{_MODEL}.lora_rank": As("", _lora_rank),
+    f"{_MODEL}.lora_alpha": "model.lora.alpha",
+    f"{_MODEL}.target_modules": "model.lora.target_modules",
+    f"{_MODEL}.use_remove_padding": _OURS,
+    f"{_MODEL}.override_config.attn_implementation": ATTENTION,
+    f"{_ACTOR}.ppo_mini_batch_size": As(f"{_COMMON}.mini_batch_num", _mini_batches),
+    f"{_ACTOR}.ppo_micro_batch_size": _BY_TOKENS,
+    f"{_ACTOR}.ppo_micro_batch_size_per_gpu": _BY_TOKENS,
+    f"{_ACTOR}.ppo_infer_micro_batch_size_per_gpu": _BY_TOKENS,
+    f"{_ACTOR}.use_dynamic_bsz": _BY_TOKENS,
+    f"{_ACTOR}.ppo_max_token_len_per_gpu": f"{_COMMON}.micro_tokens",
+    f"{_ACTOR}.ppo_epochs": f"{_COMMON}.ppo_epochs",
+    f"{_ACTOR}.shuffle": _OURS,
+    f"{_ACTOR}.strategy": _OURS,
+    f"{_ACTOR}.entropy_coeff": f"{_ALGORITHM}.entropy_coef",
+    f"{_ACTOR}.use_kl_loss": f"{_COMMON}.use_kl_loss",
+    f"{_ACTOR}.kl_loss_coef": f"{_COMMON}.kl_loss_coef",
+    f"{_ACTOR}.kl_loss_type": f"{_COMMON}.kl_loss_type",
+    f"{_ACTOR}.clip_ratio": As("", _clip),
+    f"{_ACTOR}.clip_ratio_low": f"{_ALGORITHM}.clip_low",
+    f"{_ACTOR}.clip_ratio_high": f"{_ALGORITHM}.clip_high",
+    f"{_ACTOR}.clip_ratio_c": f"{_ALGORITHM}.clip_dual",
+    f"{_ACTOR}.loss_agg_mode": named(
+        f"{_ALGORITHM}.loss_norm",
+        {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum-norm": "dr_grpo"},
+        "algorithm.loss_norm is token_mean, sequence_mean or dr_grpo",
+    ),
+    f"{_ACTOR}.loss_scale_factor": _CREDIT,
+    f"{_ACTOR}.policy_loss.loss_mode": named(
+        f"{_ALGORITHM}.policy_loss",
+        {"vanilla": "ppo", "gspo": "gspo", "cispo": "cispo"},
+        "algorithm.policy_loss is ppo, gspo, cispo or sft",
+    ),
+    f"{_ACTOR}.policy_loss.": _CREDIT,
+    f"{_ACTOR}.grad_clip": f"{_COMMON}.optim.clip_grad",
+    f"{_ACTOR}.data_loader_seed": f"{_COMMON}.seed",
+    f"{_ACTOR}.ulysses_sequence_parallel_size": f"{_COMMON}.ulysses_sequence_parallel_size",
+    f"{_ACTOR}.use_torch_compile": _OURS,
+    f"{_ACTOR}.checkpoint.": _OURS,
+    f"{_ACTOR}.fsdp_config.param_offload": f"{_COMMON}.fsdp_config.param_offload",
+    f"{_ACTOR}.fsdp_config.optimizer_offload": f"{_COMMON}.fsdp_config.optimizer_offload",
+    **dict.fromkeys(
+        (f"{_ACTOR}.fsdp_config.{name}" for name in ("strategy", "dtype", "model_dtype", "use_torch_compile", "seed")),
+        _OURS,
+    ),
+    f"{_ACTOR}.optim.lr": f"{_COMMON}.optim.lr",
+    f"{_ACTOR}.optim.weight_decay": f"{_COMMON}.optim.weight_decay",
+    f"{_ACTOR}.optim.betas": f"{_COMMON}.optim.betas",
+    f"{_ACTOR}.optim.clip_grad": f"{_COMMON}.optim.clip_grad",
+    f"{_ACTOR}.optim.lr_warmup_steps": unless(f"{_COMMON}.optim.lr_warmup_steps", -1, "-1: the ratio counts"),
+    f"{_ACTOR}.optim.lr_warmup_steps_ratio": f"{_COMMON}.optim.lr_warmup_ratio",
+    f"{_ACTOR}.optim.min_lr_ratio": f"{_COMMON}.optim.min_lr_ratio",
+    f"{_ACTOR}.optim.lr_scheduler_type": SCHEDULER,
+    f"{_ACTOR}.optim.": Dropped("the optimiser is ajet's own: see ajet.trainer_common.optim"),
+    f"{_ROLLOUT}.name": named(
+        "rollout.engine", {"vllm": "vllm", "sglang": "sglang"}, "rollout.engine is torch, vllm or sglang"
+    ),
+    f"{_ROLLOUT}.n": "rollout.num_repeat",
+    f"{_ROLLOUT}.temperature": "rollout.temperature",
+    f"{_ROLLOUT}.top_p": "rollout.top_p",
+    f"{_ROLLOUT}.top_k": "rollout.top_k",
+    f"{_ROLLOUT}.seed": "rollout.seed",
+    f"{_ROLLOUT}.dtype": "model.dtype",
+    f"{_ROLLOUT}.max_model_len": "rollout.max_model_len",
+    f"{_ROLLOUT}.max_num_seqs": "rollout.max_num_seqs",
+    f"{_ROLLOUT}.tensor_model_parallel_size": "rollout.tensor_model_parallel_size",
+    f"{_ROLLOUT}.val_kwargs.temperature": "rollout.val_kwargs.temperature",
+    f"{_ROLLOUT}.val_kwargs.top_p": "rollout.val_kwargs.top_p",
+    f"{_ROLLOUT}.val_kwargs.top_k": "rollout.val_kwargs.top_k",
+    f"{_ROLLOUT}.val_kwargs.do_sample": "rollout.val_kwargs.do_sample",
+    f"{_ROLLOUT}.val_kwargs.n": "rollout.val_kwargs.num_repeat",
+    f"{_ROLLOUT}.multi_turn.max_assistant_turns": "rollout.multi_turn.max_steps",
+    f"{_ROLLOUT}.multi_turn.": _WORKFLOW,
+    f"{_ROLLOUT}.agent.": _WORKFLOW,
+    **dict.fromkeys(
+        (
+            f"{_ROLLOUT}.{name}"
+            for name in (
+                "mode",
+                "prompt_length",
+                "response_length",
+                "max_num_batched_tokens",
+                "calculate_log_probs",
+                "logprobs_mode",
+                "do_sample",
+                "log_prob_use_dynamic_bsz",
+                "log_prob_max_token_len_per_gpu",
+            )
+        ),
+        _OURS,
+    ),
+    f"{_ROLLOUT}.log_prob_micro_batch_size": _BY_TOKENS,
+    f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": _BY_TOKENS,
+    "actor_rollout_ref.ref.": Dropped("the reference is computed as the actor is"),
+    "algorithm.adv_estimator": named(
+        f"{_ALGORITHM}.adv_estimator",
+        {name: name for name in ("grpo", "rloo", "reinforce_plus_plus")},
+        "there is no critic, and algorithm.adv_estimator says how episodes are compared",
+    ),
+    "algorithm.gamma": "rollout.gamma",
+    "algorithm.norm_adv_by_std_in_grpo": _only(
+        False, {f"{_ALGORITHM}.adv_estimator": "drgrpo"}, "true: as grpo does by default"
+    ),
+    "algorithm.use_kl_in_reward": _only(True, {f"{_COMMON}.use_kl_loss": True}, "false: as by default on verl"),
+    "algorithm.filter_groups.enable": _only(
+        True, {f"{_ALGORITHM}.zero_variance_groups": "resample"}, "false: such groups are skipped"
+    ),
+    "algorithm.": _CREDIT,
+    "trainer.project_name": "project_name",
+    "trainer.experiment_name": "experiment_name",
+    "trainer.logger": As(f"{_COMMON}.logger", trackers),
+    "trainer.nnodes": f"{_COMMON}.nnodes",
+    "trainer.n_gpus_per_node": f"{_COMMON}.n_gpus_per_node",
+    "trainer.total_epochs": f"{_COMMON}.total_epochs",
+    "trainer.total_training_steps": f"{_COMMON}.total_training_steps",
+    "trainer.save_freq": f"{_COMMON}.save_freq",
+    "trainer.test_freq": f"{_COMMON}.test_freq",
+    "trainer.val_before_train": f"{_COMMON}.val_before_train",
+    "trainer.val_only": f"{_COMMON}.val_only",
+    "trainer.max_actor_ckpt_to_keep": f"{_COMMON}.keep_checkpoints",
+    "trainer.resume_mode": named(
+        f"{_COMMON}.resume", {"auto": "auto", "disable": "never"}, "trainer_common.resume names the checkpoint itself"
+    ),
+    "trainer.resume_from_path": f"{_COMMON}.resume",
+    "trainer.default_local_dir": Dropped(
+        "checkpoints are in the experiment's folder, or trainer_common.checkpoint_base_dir"
+    ),
+    "trainer.device": _OURS,
+    "trainer.use_v1": _OURS,
+    "trainer.critic_warmup": _CRITIC,
+    "trainer.max_critic_ckpt_to_keep": _CRITIC,
+    "trainer.v1.sampler.": _OURS,
+    "critic.": _CRITIC,
+    **dict.fromkeys(
+        ("reward.", "reward_model.", "reward_manager.", "custom_reward_function.", "sandbox_fusion."), _JUDGE
+    ),
+    "distillation.": Dropped("see ajet.trainer_common.algorithm.distillation"),
+    "transfer_queue.enable": _OURS,
+    "defaults": Dropped(
+        "hydra's composition: verl's own defaults apply; give the composed file to keep what others say"
+    ),
+    "hydra.": Dropped("hydra's own; a run's folder is ajet's"),
+}
+
+
+def _without_targets(tree: Tree) -> Tree:
+    """Without `_target_`, which names verl's own classes for hydra."""
+    return {
+        key: _without_targets(value) if isinstance(value, dict) else value
+        for key, value in tree.items()
+        if key != "_target_"
+    }
+
+
+SYSTEM = System(
+    "verl",
+    lambda tree: "actor_rollout_ref" in tree,
+    RULES,
+    always={"backbone": "verl"},
+    rest="verl",
+    prepare=_without_targets,
+)
