@@ -2,7 +2,8 @@
 
 A grammar reads it from left to right, so brackets, commas and quotes inside a value belong to the value. Values are
 JSON or Python literals: numbers, strings in single, double or triple quotes, `true`/`True`, `null`/`None`, lists and
-mappings. Nothing is evaluated.
+mappings. What is none of these, as in `calculator(expression=5+3)`, is text up to the closing bracket or the next
+argument's name. Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -95,12 +96,12 @@ class _GrammarReader:
             self.space()
             key = _KEY.match(self.text, self.position)
             if key is None:
-                unnamed.append(self.value(0))
+                unnamed.append(self._argument())
                 continue
             if key[1] in named:
                 raise self.wrong(f"each argument once ({key[1]} is given twice)")
             self.position = key.end()
-            named[key[1]] = self.value(0)
+            named[key[1]] = self._argument()
         return self._together(unnamed, named, parameters)
 
     def _together(self, unnamed: list[Any], named: dict[str, Any], parameters: Sequence[str] | None) -> dict[str, Any]:
@@ -114,6 +115,40 @@ class _GrammarReader:
         if twice := given.keys() & named.keys():
             raise self.wrong(f"each argument once ({', '.join(sorted(twice))} is given twice)")
         return {**given, **named}
+
+    def _argument(self) -> Any:
+        """A value, or text without quotes."""
+        self.space()
+        begin = self.position
+        wrong: CallSyntaxError | None = None
+        try:
+            value = self.value(0)
+            self.space()
+            if self.at(",") or self.at(")"):
+                return value
+        except CallSyntaxError as error:
+            wrong = error
+        bare = None if self.text[begin : begin + 1] in ('"', "'", "{", "[") else self._bare(begin)
+        if bare is None:
+            raise wrong or self.wrong("`,` or `)`")
+        return bare
+
+    def _bare(self, begin: int) -> str | None:
+        """Text on one line up to the bracket that closes the call, or a comma and the name of an argument."""
+        depth = 0
+        for position in range(begin, len(self.text)):
+            mark = self.text[position]
+            if mark == "\n":
+                return None
+            ends = mark == ")" and not depth
+            if mark == "," and not depth:
+                space = _SPACE.match(self.text, position + 1)
+                ends = space is not None and _KEY.match(self.text, space.end()) is not None
+            if ends:
+                self.position = position
+                return self.text[begin:position].strip() or None
+            depth += {"(": 1, ")": -1}.get(mark, 0)
+        return None
 
     def value(self, depth: int) -> Any:
         self.space()

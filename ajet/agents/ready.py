@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ajet.agents.agent import Agent
 from ajet.agents.model_function import Message
-from ajet.agents.run import AgentRun, AgentSettingsError
+from ajet.agents.run import AgentNameTakenError, AgentRun, AgentSettingsError
 from ajet.agents.task_tests import bring_files, judge_by_tests, run_command, said
 from ajet.agents.tools import make_tools
 from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
@@ -161,7 +161,7 @@ def register_agent(name: str) -> Callable[[AgentClass], AgentClass]:
 
     def register(agent_class: AgentClass) -> AgentClass:
         if name in AGENTS or _REGISTERED.get(name, agent_class) is not agent_class:
-            raise AgentSettingsError(f"there is an agent {name!r} already: choose another name")
+            raise AgentNameTakenError(f"there is an agent {name!r} already: choose another name")
         _REGISTERED[name] = agent_class
         return agent_class
 

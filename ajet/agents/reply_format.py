@@ -100,10 +100,14 @@ _MARK = re.compile(
 )
 
 
+_ONE_LINE = re.compile(r"\s*[`\"']?([\w.-]+)[`\"']?[ \t]+Action Input[ \t]*:[ \t]*(.+)", re.I | re.S)
+
+
 class TextFormat:
     """ReAct: `Thought:`, `Action:` with `Action Input:`, `Observation:`, `Final Answer:`.
 
-    `Action: tool({"k": 1})` and `Action: tool(k=1)` are read as well, and several actions in one reply.
+    `Action: tool({"k": 1})` and `Action: tool(k=1)` are read as well, an input on the action's line, and several
+    actions in one reply.
     """
 
     expected: ClassVar[str] = EXPECTED
@@ -221,9 +225,15 @@ def _action(body: str, given: str | None, tools: Sequence[ToolSchema], index: in
         elif ":" not in answer[0]:
             said = _bare_answer(said)
         return ToolCall("final answer", said)
+    if given is None and (one_line := _ONE_LINE.fullmatch(body)) is not None:
+        body, given = one_line[1], one_line[2]
     name = body.strip().strip("`\"'")
     if given is not None:
-        return ToolCall(name, _arguments_of(given), call_id)
+        asked = _arguments_of(given)
+        names = _parameters(tools, name) or ()
+        if isinstance(asked, str) and len(names) == 1 and not asked.startswith("{"):  # it can mean nothing else
+            return ToolCall(name, {names[0]: asked}, call_id)
+        return ToolCall(name, asked, call_id)
     if re.fullmatch(r"[\w.-]+", name):
         return ToolCall(name, "{}", call_id)
     wanted = re.match(r"\s*([A-Za-z_][\w.-]*)\s*\(", body)

@@ -282,6 +282,10 @@ class AgentSettingsError(UserError):
     """Settings of an agent that make no sense."""
 
 
+class AgentNameTakenError(AgentSettingsError, ValueError):
+    """There is an agent of this name already."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentLimits:
     """Where a run of an agent ends, whatever the model does. None: no limit."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ajet.agents import StopReason, read_trajectory
-from ajet.agents.tools import ToolSetupError
+from ajet.agents.tools import ToolContext, ToolSetupError
 from ajet.compat.agentic_rollout import (
     AgenticRollout,
     AgenticRolloutConfig,
@@ -36,8 +36,10 @@ from ajet.compat.agentic_rollout import (
     get_agent_class,
     list_agents,
     register_agent,
+    register_tool,
     save_trajectory_as_messages,
 )
+from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from support.http_server import Server
 
 
@@ -405,3 +407,69 @@ def test_the_coding_agent_by_name() -> None:
     assert isinstance(rollout.agent, CodingAgent)
     with pytest.raises(ToolSetupError, match="needs a sandbox"):
         asyncio.run(rollout.agent.run_trajectory("?", Scripted("Final Answer: x"), "r"))
+
+
+def results(trajectory: Trajectory) -> list[TrajectoryStep]:
+    return [step for step in trajectory.steps if step.step_type is StepType.ACTION_RESULT]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "TOOL_CALL: calculator(expression=5+3)",
+        "I add.\nTOOL_CALL: calculator(expression=5+3)",
+        "Action: calculator(5+3)",
+        "Action: calculator\nAction Input: 5+3",
+        "Thought: I add.\nAction: calculator Action Input: 5+3",
+        "TOOL_CALL: calculator(expression='5+3')\nTOOL_CALL: calculator(expression=(5+3)*1)",
+    ],
+)
+def test_arguments_without_quotes(call: str) -> None:
+    model = Scripted(call, "The result is 8, more or less")
+    rollout = AgenticRollout(AgenticRolloutConfig(agent_type="tool", tools_config={"calculator": {}}), model)
+    (made,) = asyncio.run(rollout.run_batch(["5+3?"]))
+    assert [step.tool_result for step in results(made)] == [8] * call.count("calculator")
+    assert made.get_final_response() == "The result is 8, more or less"
+
+
+def test_the_answer_as_an_argument_without_quotes() -> None:
+    model = Scripted("TOOL_CALL: finish(answer=It is 8 (eight), more or less)")
+    (made,) = asyncio.run(AgenticRollout({"agent_type": "tool"}, model).run_batch(["5+3?"]))
+    assert made.get_final_response() == "It is 8 (eight), more or less"
+
+
+def test_the_coding_agent_works_in_a_sandbox_of_each_prompt() -> None:
+    model = Scripted(
+        'Thought: I write it.\nAction: bash_executor(command="echo 5 > x; cat x; ls missing")',
+        "Thought: done\nFinal Answer: written",
+        'Thought: Is it there?\nAction: bash_executor(command="ls")',
+        "Thought: done\nFinal Answer: it is not",
+    )
+    config = AgenticRolloutConfig(agent_type="coding", tools_config={"BashExecutor": {}}, concurrent_requests=1)
+    first, second = asyncio.run(AgenticRollout(config, model, sandbox="bubblewrap").run_batch(["a", "b"]))
+    (step,) = results(first)
+    assert (step.tool_name, step.tool_result["stdout"], step.tool_result["exit_code"]) == ("bash_executor", "5\n", 2)
+    assert "missing" in step.tool_result["stderr"] and not step.success
+    assert results(second)[0].tool_result["stdout"] == "" and first.get_final_response() == "written"
+
+
+def test_what_a_failed_command_printed_is_kept() -> None:
+    async def main() -> ToolResult:
+        registry = ToolRegistry()
+        registry.register_tool_instance(create_tools({"BashExecutor": {}})["bash_executor"])
+        async with open_sandbox(SandboxSettings()) as sandbox:
+            made = await registry.create_tool_instance("bash_executor", context=ToolContext(sandbox))
+            done = await registry.execute_tool("bash_executor", made, {"command": "echo out; echo err >&2; exit 3"})
+            await registry.release_all_instances()
+        return done
+
+    done = asyncio.run(main())
+    assert not done.success and done.error is not None and "exit code 3" in done.error
+    assert (done.result["stdout"], done.result["stderr"], done.result["exit_code"]) == ("out\n", "err\n", 3)
+
+
+def test_a_name_that_is_taken_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="there is an agent 'react' already"):
+        register_agent("react")(ReactAgent)
+    with pytest.raises(ValueError, match="there is a tool 'bash' already"):
+        register_tool(DoubleTool(), "bash")

@@ -24,6 +24,7 @@ from ajet.agents.tools.tool import (
     StatelessTool,
     Tool,
     ToolContext,
+    ToolNameTakenError,
     ToolResult,
     ToolSetupError,
     ToolSource,
@@ -261,7 +262,7 @@ class ToolRegistry:
         if not isinstance(own, str):
             raise ToolSetupError(f"{tool!r} says no name: register_tool(tool, name=…)")
         if own in TOOLS or (own in self._tools and self._tools[own] is not entry):
-            raise ToolSetupError(f"there is a tool {own!r} already: choose another name")
+            raise ToolNameTakenError(f"there is a tool {own!r} already: choose another name")
         self._tools[check_name(own)] = entry
 
     def unregister(self, name: str) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 from ajet.agents.tools.bash import need_sandbox
 from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, decode, shorten
@@ -38,6 +39,11 @@ class SearchFiles:
                 "regex": {"type": "boolean", "description": "The pattern is a regular expression; default: plain text"},
                 "case_sensitive": {"type": "boolean", "description": "Default: true"},
                 "file_pattern": {"type": "string", "description": "Only files with such names, for example *.py"},
+                "file_extensions": {
+                    "type": "array",
+                    "items": {"type": "string", "pattern": r"^\.?[\w-]+(\.[\w-]+)*$"},
+                    "description": "Only files with one of these endings, for example [py, txt]",
+                },
                 "context_lines": {"type": "integer", "minimum": 0, "maximum": MAX_CONTEXT},
             },
             "required": ["pattern"],
@@ -61,6 +67,13 @@ class _OpenSearch:
         path = posixpath.normpath(posixpath.join(self._sandbox.workspace, arguments.get("path", ".")))
         if "\0" in path + arguments["pattern"]:
             return ToolResult("NUL characters can't be searched for", success=False)
+        if endings := [ending.lstrip(".") for ending in arguments.get("file_extensions", ())]:
+            if arguments.get("file_pattern") or arguments.get("target") == "files":
+                return ToolResult("file_extensions goes with a search for text, without file_pattern", success=False)
+            arguments = {
+                **arguments,
+                "file_pattern": f"*.{{{','.join(endings)}}}" if endings[1:] else f"*.{endings[0]}",
+            }
         if arguments.get("target") == "files":
             return await self._files(arguments, path)
         if self._program is None:
@@ -81,7 +94,9 @@ class _OpenSearch:
         lines = decode(result.stdout).splitlines()
         if not arguments.get("context_lines"):
             lines.sort(key=lambda line: line.partition(":")[0])  # grep goes through a folder in any order
-        return self._answer(result, lines, f"No line matches in {path}.")
+        answer = self._answer(result, lines, f"No line matches in {path}.")
+        answer.data["matches"] = list(_matches(lines[: self._max_results], arguments))
+        return answer
 
     async def _best_program(self) -> _Program:
         if (await self._sandbox.exec(["rg", "--version"], timeout=TIMEOUT_S)).exit_code == 0:
@@ -118,6 +133,20 @@ class _OpenSearch:
 
     async def close(self) -> None:
         """The sandbox goes with the episode."""
+
+
+def _matches(lines: Sequence[str], arguments: Arguments) -> Iterator[dict[str, Any]]:
+    """Where the lines match. A column is None if Python reads the regular expression otherwise than the program."""
+    text = arguments["pattern"] if arguments.get("regex") else re.escape(arguments["pattern"])
+    try:
+        wanted = re.compile(text, 0 if arguments.get("case_sensitive", True) else re.I)
+    except re.error:
+        wanted = None
+    for line in lines:
+        if place := re.match(r"(.+?):(\d+):(.*)", line, re.S):  # what surrounds a match has dashes in place of colons
+            found = wanted.search(place[3]) if wanted else None
+            column = None if found is None else found.start() + 1
+            yield {"file": place[1], "line": int(place[2]), "column": column, "text": place[3]}
 
 
 _Program = Literal["rg", "gnu grep", "grep"]

@@ -23,6 +23,10 @@ class ToolSetupError(UserError):
     """Tools that can't be made or opened as asked: unknown names, wrong options, two tools of one name."""
 
 
+class ToolNameTakenError(ToolSetupError, ValueError):
+    """There is a tool of this name already."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """The answer to one tool call."""

@@ -10,6 +10,7 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from ajet.agents.tools import (
@@ -27,6 +28,8 @@ from ajet.agents.tools import ToolResult as _OurResult
 FORMER_NAMES = {
     "calculator": "calculator", "bashexecutor": "bash", "bash_executor": "bash", "fileeditor": "file_editor",
 }  # fmt: skip
+SCHEMA_NAMES = {"calculator": "calculator", "bashexecutor": "bash_executor", "fileeditor": "file_editor"}
+"""The library's classes, in lower case, and the names that its models saw."""
 WITHOUT_EFFECT = frozenset({"precision", "debug", "execution_mode", "enable_linting", "capture_output"})
 """Settings of the library's tools that have no effect here. All others must be settings of our tools."""
 
@@ -157,12 +160,15 @@ class OurTool(BaseAgenticTool):
         expression = _expression(parameters)
         answer = await self._open[instance_id].call("calculator", {"expression": expression})
         value, shown = answer.data, answer.output
-        return _former(replace(answer, data={"result": value, "formatted_result": shown} if answer.success else None))
+        kind = "expression_evaluation" if "expression" in parameters else str(parameters.get("operation", "operation"))
+        known = {"result": value, "formatted_result": shown, "calculation_type": kind}
+        return _former(replace(answer, data=known if answer.success else None))
 
     def named(self, name: str) -> OurTool:
         """The same tool under a name that the model sees."""
         same = OurTool(self._tool)
         same.name = name
+        same.tool_schema = {**tool_schema(self._tool), "function": {**_function(same.tool_schema), "name": name}}
         return same
 
 
@@ -271,12 +277,21 @@ def create_tool(name: str, config: Mapping[str, Any] | None = None, **options: A
     own = FORMER_NAMES.get(name.lower(), name.lower())
     given = {key: value for key, value in {**(config or {}), **options}.items() if key not in WITHOUT_EFFECT}
     made = get_global_tool_registry().make(own, given)
-    return OurTool(made) if isinstance(made, Tool) else made  # several at once: the tools of a server
+    if not isinstance(made, Tool):  # several at once: the tools of a server
+        return made
+    return OurTool(made).named(SCHEMA_NAMES.get(name.lower(), made.name))
+
+
+CalculatorTool = partial(create_tool, "Calculator")
+BashExecutorTool = partial(create_tool, "BashExecutor")
+FileEditorTool = partial(create_tool, "FileEditor")
+SearchTool = partial(create_tool, "Search")
+FinishTool = partial(create_tool, "Finish")
 
 
 def create_tools(configs: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
-    """Tools by name. A tool that can't be created raises instead of being left out."""
-    return {name: create_tool(name, config) for name, config in configs.items()}
+    """Tools by the names that the model sees. A tool that can't be created raises instead of being left out."""
+    return {SCHEMA_NAMES.get(name.lower(), name): create_tool(name, config) for name, config in configs.items()}
 
 
 def as_tool(tool: Any, name: str) -> Any:
@@ -352,7 +367,7 @@ def _former(value: Any) -> ToolResult:
     """Convert any answer to the library's result."""
     if isinstance(value, _OurResult):
         error = None if value.success else value.output
-        result = (value.output if value.data is None else value.data) if value.success else None
+        result = value.data if value.data is not None or not value.success else value.output
         return ToolResult(value.success, result, error, dict(value.metrics), value.reward or 0.0)
     return value if hasattr(value, "success") else ToolResult(True, value)
 

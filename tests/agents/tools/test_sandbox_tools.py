@@ -300,6 +300,11 @@ def test_searching(programs: str) -> None:
         assert await search(pattern=r"^\w+\s\d$", regex=True, file_pattern="c*") == two
         ignoring = await search(pattern="(?i)two", regex=True, file_pattern="c*")
         assert ignoring == two or ("busybox" in programs and "grep knows no '(?'" in ignoring)
+        assert await search(pattern="f(x)", file_extensions=["py", ".js"]) == "/workspace/src/a.py:1:def f(x):"
+        assert await search(pattern="f(x)", file_extensions=["txt"]) == "/workspace/src/b.txt:1:f(x) again"
+        assert "without file_pattern" in await search(pattern="x", file_extensions=["py"], file_pattern="a*")
+        found = (await call("search", pattern="F(", case_sensitive=False, context_lines=1, path="src/a.py")).data
+        assert [(each["line"], each["column"]) for each in found["matches"]] == [(1, 5), (3, 1)]
         await sandbox.write("many", b"line\n" * 1000)
         assert (await search(pattern="line")).endswith("[900 more lines: narrow the search]")
         await sandbox.write("long", b"needle" + b"x" * 100_000)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ajet.backbone.ray.mapping import Machine, RunFacts
 from ajet.backbone.ray.verl.config import compose_verl_config, pass_through, verl_settings
 from ajet.cli.migrate import migrate, read, written
@@ -11,8 +13,7 @@ from ajet.config import load_config
 
 
 def test_verl_s_own_file_is_migrated_and_composed(tmp_path: Path) -> None:
-    import verl
-
+    verl = pytest.importorskip("verl")
     file = Path(verl.__file__).parent / "trainer/config/_generated_ppo_trainer.yaml"
     done = migrate(read(file), file)
     assert len(done.lines) > 500 and not [line for line in done.lines if line.what == "unknown"]
