@@ -108,6 +108,10 @@ test-agentscope1: .venv-agentscope1/.ready  ## run the AgentScope 1.0.x tests in
 	.venv-agentscope1/bin/python -m pytest tests/task_runner/tuner/test_agentscope1.py tests/tutorial/test_math_agents.py \
 	  tests/compat/agentjet/test_tutorial_shapes.py tests/compat/agentjet/test_helper_names.py tests/task_runner/test_advice.py
 
+test-upstream: .venv-upstream/.ready  ## run AgentJet's own tutorials from a clone of it: FOLDER=path/to/AgentJet
+	@test -d "$(FOLDER)/tutorial" || { echo "FOLDER=path/to/AgentJet names a clone of modelscope/AgentJet"; exit 2; }
+	AJET_UPSTREAM=$(abspath $(FOLDER)) .venv-upstream/bin/python -m pytest -rs tests/compat/agentjet/test_upstream.py
+
 test-oldest: .venv-oldest/.ready  ## run the servers', viewer's and config's tests with the oldest versions that pyproject.toml allows
 	.venv-oldest/bin/python -m pytest tests/system/test_http_server.py tests/system/test_asgi_applications.py \
 	  tests/system/test_attacks.py tests/system/test_every_server_under_attack.py tests/system/test_access.py \
@@ -163,7 +167,7 @@ test-templates: env .chat-templates/.ready  ## run the tests of real chat templa
 # The environments: what pip installs FIRST, and what is installed THEN: by uv if that came first, else by pip.
 # torch comes first where its build matters: its version is pinned, so that no other package's range pulls in another.
 
-ENVIRONMENTS := uv agentscope1 oldest clients crewai mini-swe-agent verl trinity vllm openenv verifiers openjudge
+ENVIRONMENTS := uv agentscope1 upstream oldest clients crewai mini-swe-agent verl trinity vllm openenv verifiers openjudge
 # nothing of these names comes from the user's shell
 FIRST :=
 LAST :=
@@ -176,6 +180,10 @@ torch_of = $$(grep '^torch==' constraints/$(1).txt)
 .venv-agentscope1/.ready: pyproject.toml constraints/agentscope1.txt
 .venv-agentscope1/.ready: FIRST = $(call torch_of,torch)
 .venv-agentscope1/.ready: THEN = -c constraints/agentscope1.txt -e '.[train]' agentscope pytest
+
+.venv-upstream/.ready: pyproject.toml constraints/upstream.txt
+.venv-upstream/.ready: FIRST = $(call torch_of,upstream)
+.venv-upstream/.ready: THEN = -c constraints/upstream.txt -e '.[train,langchain,gymnasium]' agentscope py-openjudge python-dotenv pytest
 
 .venv-oldest/.ready: pyproject.toml
 .venv-oldest/.ready: FIRST = uv

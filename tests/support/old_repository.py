@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from support.ports import free_port
+from support.waiting import wait_until
 
 SOURCE = Path(__file__).parent.parent.parent
 COMMON = """
@@ -71,6 +77,53 @@ hydra:
   searchpath: [file://ajet/default_config]
 defaults: [verl_default, trinity_default, ajet_default, _self_]
 """
+
+
+WORLD = """
+import re
+from ajet.environment import Environment, StepResult
+
+class World(Environment):
+    '''Its first state is a system prompt and a request; it runs the first fenced block of an action.'''
+
+    @staticmethod
+    def task_ids(split):
+        return [f"{split}_{number}" for number in range(3)]
+
+    def reset(self, task):
+        self.steps = 0
+        return [{"role": "system", "content": "Write Python for the apps."},
+                {"role": "user", "content": f"Task {task.task_id}: play a song."}]
+
+    def step(self, action):
+        self.steps += 1
+        found = re.search(r"```python\\n(.*?)```", action["content"], re.DOTALL)
+        said = f"ran {len(found.group(1))} characters" if found else "no code"
+        return StepResult(f"Output:\\n```\\n{said}\\n```", 0.0, self.steps == 2, {})
+
+    def evaluate(self):
+        return 1.0 if self.steps == 2 else 0.5
+"""
+
+
+@contextmanager
+def world_service(folder: Path) -> Iterator[str]:
+    """The address of our server of AgentJet's environment protocol, with a small world in it."""
+    (folder / "world.py").write_text(WORLD)
+    port = free_port()
+    command = [sys.executable, "-m", "ajet", "env", "serve", f"{folder / 'world.py'}->World", "--port", str(port)]
+    server = subprocess.Popen(command, cwd=SOURCE, stdout=subprocess.DEVNULL)
+
+    def answers() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    try:
+        wait_until(answers)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait()
 
 
 class Repository:

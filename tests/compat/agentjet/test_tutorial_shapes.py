@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 
-from support.old_repository import SOURCE, Repository
-from support.ports import free_port
+from support.old_repository import Repository, world_service
 from support.scripted_helper import helper
-from support.waiting import wait_until
 
 try:
     AGENTSCOPE = version("agentscope")
@@ -114,31 +109,6 @@ def test_asking_a_patient_by_one_call(tmp_path: Path) -> None:
     assert len(asked) == 2 and all("nausea" in question for question in asked)
 
 
-WORLD = """
-import re
-from ajet.environment import Environment, StepResult
-
-class World(Environment):
-    '''Its first state is a system prompt and a request; it runs the first fenced block of an action.'''
-
-    @staticmethod
-    def task_ids(split):
-        return [f"{split}_{number}" for number in range(3)]
-
-    def reset(self, task):
-        self.steps = 0
-        return [{"role": "system", "content": "Write Python for the apps."},
-                {"role": "user", "content": f"Task {task.task_id}: play a song."}]
-
-    def step(self, action):
-        self.steps += 1
-        found = re.search(r"```python\\n(.*?)```", action["content"], re.DOTALL)
-        said = f"ran {len(found.group(1))} characters" if found else "no code"
-        return StepResult(f"Output:\\n```\\n{said}\\n```", 0.0, self.steps == 2, {})
-
-    def evaluate(self):
-        return 1.0 if self.steps == 2 else 0.5
-"""
 BY_CLIENT = """
 from ajet import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
 
@@ -196,22 +166,8 @@ class OldAgent(Workflow):
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[str]:
-    """Our server of that protocol, with a small world in it."""
-    (tmp_path / "world.py").write_text(WORLD)
-    port = free_port()
-    command = [sys.executable, "-m", "ajet", "env", "serve", f"{tmp_path / 'world.py'}->World", "--port", str(port)]
-    server = subprocess.Popen(command, cwd=SOURCE, stdout=subprocess.DEVNULL)
-
-    def answers() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    try:
-        wait_until(answers)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait()
+    with world_service(tmp_path) as url:
+        yield url
 
 
 @pytest.mark.slow
