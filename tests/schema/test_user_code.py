@@ -78,6 +78,11 @@ def test_data_classes_and_pickle_work_in_a_loaded_file(tmp_path: Path) -> None:
         ("flow.py->Flow", "x = 1\nclass Flow(: pass", r"flow.py:2: .*class Flow\("),
         ("flow.py->Flow", "\n\nraise RuntimeError('no')", r"flow.py:3: .*failed with RuntimeError: no"),
         ("flow.py->Flow", "import sys\nsys.exit(0)", r"flow.py:2: .*failed with SystemExit"),
+        (
+            "flow.py->Flow",
+            "raise ImportError('no ReActAgent', name='agentscope.agent')",
+            r"flow.py:1: .*it is written for AgentScope (1\.0|2), and \d\S* is installed: pip install 'agentscope[<>]",
+        ),
         ("flow.py->Flow", "import not_there_at_all", r"flow.py:1: .*install it, or put not_there_at_all.py next to"),
         ("flow.py:Flow", "", r"write `module.path->Class`.*flow.py->Flow"),
         ("flow.py->", "", r"doesn't name a class"),
