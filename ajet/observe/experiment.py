@@ -228,7 +228,8 @@ class ExperimentFolder:
         if asked:
             (path / "config.yaml").write_text(masker.text(asked), encoding="utf-8")
         masked = masker.value(resolved)
-        changes = _changes(path / "config.resolved.yaml", masked) if has_results else {}
+        defaults = type(config)().model_dump(mode="json")
+        changes = _changes(path / "config.resolved.yaml", masked, defaults) if has_results else {}
         (path / "config.resolved.yaml").write_text(yaml.safe_dump(masked, sort_keys=False, allow_unicode=True), "utf-8")
         folder = cls(path, config, masker, lock, with_trackers=backbone != "debug")
         folder._earlier = earlier
@@ -413,12 +414,12 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _changes(path: Path, now: dict[str, Any]) -> dict[str, list[Any]]:
-    """The keys that differ from the last run in this folder: `{key: [before, now]}`."""
-    before = dict(flatten(yaml.safe_load(read_regular(path)) or {}))
-    after = dict(flatten(now))
-    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    return {key: [before.get(key), after.get(key)] for key in keys}
+def _changes(path: Path, now: dict[str, Any], defaults: dict[str, Any]) -> dict[str, list[Any]]:
+    """The keys that differ from the last run in this folder: `{key: [before, now]}`. A key that an older version didn't
+    have is no change while it has its default."""
+    before, after, unset = (dict(flatten(each)) for each in (yaml.safe_load(read_regular(path)) or {}, now, defaults))
+    pairs = {key: [before.get(key, unset.get(key)), after.get(key)] for key in {**before, **after}}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _log_changes(changes: dict[str, list[Any]]) -> None:

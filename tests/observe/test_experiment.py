@@ -64,6 +64,22 @@ def test_same_command_resumes_and_names_what_changed(tmp_path: Path, caplog: pyt
     assert [step["reward/mean"] for step in read_metrics(folder.path / "metrics.jsonl")] == [1.0, 2.0, 30.0]
 
 
+def test_a_key_that_an_older_version_did_not_have_is_no_change(tmp_path: Path) -> None:
+    with ExperimentFolder.open(config(), exp_dir=tmp_path) as folder:
+        folder.metrics.log(1, {"reward/mean": 1.0})
+    resolved = folder.path / "config.resolved.yaml"
+    lines = resolved.read_text().splitlines()
+    older = [line for line in lines if not line.strip().startswith(("episode_retries:", "episode_timeout:"))]
+    assert len(older) == len(lines) - 2
+    resolved.write_text("\n".join(older))
+    changed = config()
+    changed.ajet.rollout.episode_timeout = 7.0
+    with ExperimentFolder.open(changed, exp_dir=tmp_path) as folder:
+        pass
+    resumed = [event for event in read_events(folder.path / "events.jsonl") if event["event"] == "resumed"][-1]
+    assert resumed["changed"] == {"ajet.rollout.episode_timeout": [1200.0, 7.0]}
+
+
 def test_another_judge_than_before_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     exact, both = "MathAnswerAsJudge (exact rules alone)", "MathAnswerAsJudge (exact rules, then math-verify 0.9.0)"
     for judge in (exact, exact, both):
