@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ajet.store.tables import Tables
 
 DEFAULT_PORT = 4747
+DEFAULT_PATH = "store.sqlite"
+"""In the working folder."""
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 KEY_VARIABLE = "AJET_STORE_KEY"
 MOST_GB = 1e9
@@ -48,13 +50,15 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _add_place(parser: CommandParser) -> None:
-    place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("--path", metavar="FILE", help="a SQLite file, made if it does not exist")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
+        "--path", metavar="FILE", default=DEFAULT_PATH, help=f"a SQLite file, made if needed (default: {DEFAULT_PATH})"
+    )
     place.add_argument("--postgres", metavar="URL", help="postgresql://user@host/database")
 
 
 def _database(arguments: Namespace) -> Database:
-    if arguments.path is not None:
+    if arguments.postgres is None:
         from ajet.store.sqlite import SqliteDatabase
 
         return SqliteDatabase(arguments.path)
@@ -85,14 +89,16 @@ async def _serve(arguments: Namespace) -> int:
 
     tls = tls_context(arguments.tls_cert, arguments.tls_key, "--tls-cert and --tls-key") if arguments.tls_cert else None
     async with DatabaseStore(_database(arguments), _retention(arguments)) as store:
-        # before listening: if that fails, the next start would not show them
-        _tell_keys(await store.tables(_first_keys))
         server = StoreServer(store, tls=tls)
         await server.start(arguments.host, arguments.port)
         try:
+            _tell_keys(await store.tables(_first_keys))
+            await server.read_keys()
             if tls is None and not is_loopback(arguments.host):
                 print("warning: keys cross the network in the clear: use --tls-cert and --tls-key", file=sys.stderr)
-            print(f"{arguments.path or 'PostgreSQL'} at {server.url} (Ctrl-C to stop)", flush=True)
+            print(
+                f"{'PostgreSQL' if arguments.postgres else arguments.path} at {server.url} (Ctrl-C to stop)", flush=True
+            )
             await interruption().wait()
         finally:
             await server.aclose()

@@ -12,16 +12,16 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ajet.schema.errors import RewardError
 from ajet.store import requests as ask
 from ajet.store.context import AnsweredMeanwhile, Context, StoreCaller
 from ajet.store.operations import DELETE_AT_ONCE, EXPIRE_AT_ONCE, carry_out, delete_old, expire_overdue
 from ajet.store.records import AttemptedRollout
-from ajet.store.requests import READING, REGAINED, StoreError, StoreRequest, StoreUnavailableError
+from ajet.store.requests import READING, REGAINED, StoreRequest, StoreUnavailableError
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.sqlite import SqliteDatabase
 from ajet.store.tables import Events, Tables
@@ -31,7 +31,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
-"""Longest sleep of the watchdog. Deadlines that another server of the same database sets are noticed within it."""
+"""Longest sleep of the watchdog: one of its own server's deadlines wakes it, another server's is noticed within it."""
 SWEEP_S = 60.0
 """How often old records are deleted."""
 REQUEST_MEMORY_S = 3600.0
@@ -176,6 +176,9 @@ class DatabaseStore(RolloutStore):
         self._retention = retention or Retention()
         self._clock = clock
         self._opened_at = 0.0
+        self._next_look = 0.0
+        self._earlier = asyncio.Event()
+        """A deadline was set that is before the watchdog's next look."""
         self._tasks: list[asyncio.Task[None]] = []
         self.waiting = Waiting()
 
@@ -216,16 +219,17 @@ class DatabaseStore(RolloutStore):
     async def _transact(self, request: StoreRequest[Any], caller: StoreCaller | None) -> Any:
         durable = type(request) not in READING | REGAINED
 
-        def work(tables: Tables) -> Any:
-            return carry_out(request, Context(tables, self._clock(), self._opened_at, caller))
+        def work(tables: Tables) -> tuple[Any, float | None]:
+            answer = carry_out(request, Context(tables, self._clock(), self._opened_at, caller))
+            return answer, tables.events.deadline
 
         try:
-            try:
-                return await self._database.transact(work, durable=durable)
-            except AnsweredMeanwhile:
-                return await self._database.transact(work, durable=durable)
-        except RewardError as error:
-            raise StoreError(str(error)) from None
+            answer, deadline = await self._database.transact(work, durable=durable)
+        except AnsweredMeanwhile:
+            answer, deadline = await self._database.transact(work, durable=durable)
+        if deadline is not None and deadline < self._next_look:
+            self._earlier.set()
+        return answer
 
     async def _claim(self, request: ask.Claim, caller: StoreCaller | None) -> list[AttemptedRollout]:
         """Take rollouts from the queue; callers that wait get theirs in the order of their coming."""
@@ -295,12 +299,16 @@ class DatabaseStore(RolloutStore):
     async def _watch(self) -> None:
         while True:
             following: float | None = None
+            self._earlier.clear()
             try:
                 following = await self.expire_overdue()
             except StoreUnavailableError as error:
                 log.warning("the store's watchdog: %s", error)
-            left = WATCH_S if following is None else following - self._clock()
-            await asyncio.sleep(min(max(left, 0.01), WATCH_S))
+            now = self._clock()
+            left = WATCH_S if following is None else min(max(following - now, 0.01), WATCH_S)
+            self._next_look = now + left
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._earlier.wait(), left)
 
     async def _sweep(self) -> None:
         while True:

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, cast
 
 from msgspec import UNSET
 from msgspec.structs import force_setattr, replace
 
-from ajet.schema.task import finite_reward
+from ajet.observe.tracing import with_valid_reward
 from ajet.store import requests as ask
 from ajet.store import states
 from ajet.store.context import (
@@ -180,14 +179,9 @@ def expire_overdue(context: Context) -> tuple[int, float | None]:
     return len(ids), context.tables.next_deadline()
 
 
-REWARD_NAME = re.compile(r"(^|\.)reward(\.\d+\.value)?$")
-"""Attributes of a span that hold a reward."""
-
-
 def add_spans(context: Context, request: ask.AddSpans) -> int:
     together: dict[tuple[str, str], list[Span]] = {}
-    for span in request.spans:
-        _check_rewards(span)
+    for span in map(with_valid_reward, request.spans):
         together.setdefault((span.rollout_id, span.attempt_id), []).append(span)
     known = refer(context, together)
     batches = []
@@ -217,12 +211,6 @@ def _new_spans(context: Context, one: Stored, attempt: Attempt, spans: Iterable[
         new.append(span)
     one.spans = last
     return new
-
-
-def _check_rewards(span: Span) -> None:
-    for name, value in span.attributes.items():
-        if "reward" in name and type(value) is not float and REWARD_NAME.search(name):  # floats are finite: `wire`
-            finite_reward(value, f"span {span.span_id}: the attribute {name!r}")
 
 
 def next_sequence_ids(context: Context, request: ask.NextSequenceIds) -> list[int]:

@@ -178,7 +178,10 @@ class RolloutStore(ABC):
 
     async def add_spans(self, spans: Sequence[Span]) -> int:
         """Add spans; each is a sign of life of its attempt. Returns how many were new."""
-        return await self._do(ask.AddSpans(spans=list(spans)))
+        spans, added = list(spans), 0
+        for first in range(0, max(len(spans), 1), ask.MAX_BATCH):
+            added += await self._do(ask.AddSpans(spans=spans[first : first + ask.MAX_BATCH]))
+        return added
 
     async def next_sequence_ids(self, rollout_id: str, count: int = 1) -> list[int]:
         """Reserve numbers for spans of a rollout."""

@@ -169,11 +169,11 @@ def _digest(key: str) -> str:
 
 async def key_tables(path: str | None, postgres: str | None, work: Callable[[Tables], T]) -> T:
     """Run `work` in a transaction on the keys. Raises a StoreError."""
-    if path is not None:
+    if postgres is None:
+        assert path is not None
         return _in_file(Path(path), work)
     from ajet.store.postgres import PostgresDatabase
 
-    assert postgres is not None
     database = PostgresDatabase(postgres)
     await database.open(lambda events: None, lambda: None)
     try:
@@ -236,7 +236,7 @@ class StoreServer:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, settings: str = "--host or --port") -> None:
         """Listen. Raises AddressError."""
-        await self._read_keys()
+        await self.read_keys()
         await self._server.start(host, port, settings)
         self._reader = asyncio.create_task(self._keep_reading_keys())
 
@@ -255,14 +255,15 @@ class StoreServer:
                 await self._reader
         await self._server.aclose()
 
-    async def _read_keys(self) -> None:
+    async def read_keys(self) -> None:
+        """Learn of new and revoked keys at once."""
         self._keys.read(await self._store.tables(lambda tables: tables.access_keys()))
 
     async def _keep_reading_keys(self) -> None:
         while True:
             await asyncio.sleep(KEYS_S)
             try:
-                await self._read_keys()
+                await self.read_keys()
             except StoreUnavailableError as error:
                 log.warning("keys could not be read: %s", error)
 

@@ -114,8 +114,8 @@ def deadline(config: RolloutConfig, attempt: Attempt, listening_since: float = 0
 def expire(
     rollout: Rollout, attempt: Attempt, status: Literal[AttemptStatus.TIMEOUT, AttemptStatus.UNRESPONSIVE], now: float
 ) -> Change:
-    """The latest attempt is overdue."""
-    attempt = replace(attempt, status=status)
+    """The latest attempt is overdue. Silence is no end yet: the attempt goes on with its next sign of life."""
+    attempt = replace(attempt, status=status, end_time=now if status is AttemptStatus.TIMEOUT else None)
     return Change(_after(rollout, attempt, now), attempt)
 
 

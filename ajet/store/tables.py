@@ -69,6 +69,14 @@ class Events:
     """Rollouts that were added to the queue."""
     ended: set[str] = field(default_factory=set)
     """Rollouts that have ended."""
+    deadline: float | None = None
+    """The earliest deadline that was set. Other servers of the same database notice it by their own clock."""
+
+    def set_deadline(self, found: float | None) -> float | None:
+        """Note a deadline, and return it."""
+        if found is not None and (self.deadline is None or found < self.deadline):
+            self.deadline = found
+        return found
 
     def __bool__(self) -> bool:
         return bool(self.queued or self.ended)
@@ -212,7 +220,7 @@ class Tables:
                     attempt.start_time,
                     attempt.end_time,
                     attempt.last_heartbeat_time,
-                    deadline(one.rollout.config, attempt),
+                    self.events.set_deadline(deadline(one.rollout.config, attempt)),
                     encode(AttemptBody(attempt.metadata, attempt.result)),
                 )
                 for one, attempt in begun
@@ -236,7 +244,7 @@ class Tables:
                     str(attempt.status),
                     attempt.end_time,
                     attempt.last_heartbeat_time,
-                    deadline(one.rollout.config, attempt, listening_since),
+                    self.events.set_deadline(deadline(one.rollout.config, attempt, listening_since)),
                     one.number,
                     attempt.sequence_id,
                 )

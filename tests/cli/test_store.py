@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from ajet.cli.main import main
 from ajet.cli.store import DurationError, seconds
 from ajet.store.client import StoreClient
+from ajet.store.server import KEYS_S
 
 AJET = [sys.executable, "-m", "ajet"]
 
@@ -85,13 +87,30 @@ def test_what_a_user_gets_wrong(
     assert says in capsys.readouterr().err
 
 
-def test_keys_are_shown_even_if_it_cannot_listen(
+def test_keys_are_made_once_it_listens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["store", "--path", "x.sqlite", "--port", "99999"]) == 2
-    shown = re.findall(r"^  (\w+) +sk-ajet-", capsys.readouterr().out, re.MULTILINE)
-    assert sorted(shown) == ["reader", "runner", "writer"], "the next start does not show them"
+    assert "sk-ajet-" not in capsys.readouterr().out
+    with serving("--path", "x.sqlite") as (_, keys):
+        assert set(keys) == {"writer", "reader", "runner"}
+
+
+def test_without_a_place_it_is_a_file_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with serving() as (url, _):
+        make = [*AJET, "store", "keys", "make", "all", "--role", "writer", "--role", "runner"]
+        key = subprocess.run(make, capture_output=True, text=True, check=True).stdout.strip()
+
+        async def use() -> None:
+            async with StoreClient(url, key) as store:
+                await store.enqueue_one(1)
+                assert len(await store.claim("w")) == 1
+
+        time.sleep(KEYS_S + 0.5)  # the server reads new keys at intervals
+        asyncio.run(use())
+    assert (tmp_path / "store.sqlite").is_file()
 
 
 def test_a_closed_pipe_ends_the_command(tmp_path: Path) -> None:

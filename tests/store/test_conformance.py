@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ajet.observe.tracing import NOT_COUNTED, REWARD, get_reward_value
 from ajet.store import requests as ask
 from ajet.store.context import Context
 from ajet.store.database_store import DatabaseStore, Retention
@@ -118,6 +119,7 @@ def test_silence_costs_the_lease_and_overtime_ends_an_attempt(kind: Opener) -> N
         assert answer[0].status in ("running", "preparing", "timeout")
         attempts = await store.query_attempts(ids(slow)[0])
         assert [one.status for one in attempts] == ["unresponsive", "timeout"]
+        assert [one.end_time for one in attempts] == [None, clock.now]
         late = await store.report(*ids(slow), "succeeded", "late")
         assert (late.status, late.result) == ("timeout", None)
         assert (await store.get_rollout(ids(slow)[0])).rollout.status is RolloutStatus.REQUEUING
@@ -413,7 +415,7 @@ def test_only_finite_numbers_are_stored(kind: Opener) -> None:
     async def test(store: RolloutStore) -> None:
         await store.enqueue_one(1)
         claimed = await claim_one(store)
-        for value in (math.nan, math.inf, None, "1", True):
+        for value in (math.nan, math.inf):
             with pytest.raises(StoreError, match="reward"):
                 await store.add_spans([span(claimed, "a", attributes={"agentlightning.reward.0.value": value})])
         with pytest.raises(StoreError, match=r"input\.x\[1\] is nan"):
@@ -422,6 +424,51 @@ def test_only_finite_numbers_are_stored(kind: Opener) -> None:
             await store.report(*ids(claimed), "succeeded", math.inf)
         assert await store.add_spans([span(claimed, "b", attributes={"reward": np.float32(0.5)})]) == 1
         assert (await store.query_spans(ids(claimed)[0])).items[0].attributes == {"reward": 0.5}
+
+    kind.run(test)
+
+
+def test_any_attribute_is_stored_and_only_emitted_numbers_are_rewards(kind: Opener) -> None:
+    async def test(store: RolloutStore) -> None:
+        await store.enqueue_one(1)
+        claimed = await claim_one(store)
+        texts = [
+            span(claimed, "a", name="reward", attributes={"reward": "well done", "x.reward.0.value": None}),
+            span(claimed, "b", name=REWARD, attributes={"agentlightning.reward.0.value": "1"}),
+            span(claimed, "c", name=REWARD, attributes={"agentlightning.reward.0.value": 0.5}),
+        ]
+        assert await store.add_spans(texts) == 3, "one that is wrong costs the others nothing"
+        kept = (await store.query_spans(ids(claimed)[0])).items
+        assert kept[0].attributes == texts[0].attributes
+        assert "must be a finite number" in kept[1].attributes[NOT_COUNTED]
+        assert [get_reward_value(one) for one in kept] == [None, None, 0.5]
+
+    kind.run(test)
+
+
+def test_spans_beyond_one_request_are_added(kind: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet.store.requests.MAX_BATCH", 4)
+
+    async def test(store: RolloutStore) -> None:
+        await store.enqueue_one(1)
+        claimed = await claim_one(store)
+        assert await store.add_spans([span(claimed, str(number)) for number in range(9)]) == 9
+        kept = (await store.query_spans(ids(claimed)[0])).items
+        assert [one.span_id for one in kept] == [str(number) for number in range(9)]
+
+    kind.run(test)
+
+
+def test_a_new_deadline_wakes_the_watchdog(kind: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet.store.database_store.WATCH_S", 3600.0)
+
+    async def test(store: RolloutStore) -> None:
+        rollout = await store.enqueue_one(1, config=RolloutConfig(timeout_seconds=0.2))
+        await asyncio.sleep(0.05)  # the watchdog has nothing to do for an hour
+        await claim_one(store)
+        (ended,) = await store.wait([rollout.rollout_id], timeout=30)
+        assert ended.attempt is not None
+        assert (ended.rollout.status, ended.attempt.status) == ("failed", "timeout")
 
     kind.run(test)
 

@@ -127,7 +127,7 @@ def test_a_runner_sees_and_changes_only_what_it_claimed() -> None:
 def test_keys_expire_rotate_and_are_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with served() as at:
-            tables, refresh = at.store.tables, at.server._read_keys
+            tables, refresh = at.store.tables, at.server.read_keys
             async with at.client("writer") as writer, at.client("runner") as old:
                 await writer.enqueue_one(1)
                 claimed = (await old.claim("w"))[0]
@@ -369,7 +369,7 @@ def test_no_body_makes_the_server_fail() -> None:
     async def run(asked: list[tuple[str, bytes]]) -> None:
         async with served() as at, httpx.AsyncClient(base_url=at.server.url) as http:
             key = await at.store.tables(lambda tables: issue(tables, "all", list(Role)))
-            await at.server._read_keys()
+            await at.server.read_keys()
             for path, body in asked:
                 body = body.replace(b"wait_seconds", b"x")
                 headers = {"authorization": f"Bearer {key}"}

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from ajet.observe.tracing.attributes import (
     NOT_COUNTED,
+    REWARD,
     bounded,
     by_our_clock,
     call_of,
@@ -15,6 +16,7 @@ from ajet.observe.tracing.attributes import (
     get_rewards_from_span,
     is_reward_span,
     reward_of,
+    with_valid_reward,
 )
 from ajet.observe.tracing.emitters import (
     emit_annotation,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_COUNTED",
+    "REWARD",
     "NoRecordingError",
     "Recording",
     "SpanSender",
@@ -61,6 +64,7 @@ __all__ = [
     "to_messages",
     "to_tasks",
     "to_triplets",
+    "with_valid_reward",
 ]
 
 # workflows that only emit spans need none of these

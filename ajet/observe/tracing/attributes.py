@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import re
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,8 +17,12 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from ajet.schema.chat import bare_call_id
+from ajet.schema.errors import RewardError
 from ajet.schema.printable import encodable
 from ajet.schema.span import Span
+from ajet.schema.task import finite_reward
+
+log = logging.getLogger(__name__)
 
 PREFIX = "agentlightning."
 ANNOTATION = PREFIX + "annotation"
@@ -29,6 +35,7 @@ REWARD = PREFIX + "reward"
 REWARD_NAME = PREFIX + "reward.{}.name"
 """Dimension 0 is the primary one."""
 REWARD_VALUE = PREFIX + "reward.{}.value"
+REWARD_VALUES = re.compile(r"agentlightning\.reward\.\d+\.value")
 PRIMARY = "primary"
 """The name of the only dimension of a reward that is a number."""
 MESSAGE_BODY = PREFIX + "message.body"
@@ -265,6 +272,19 @@ def reward_of(span: Span) -> EmittedReward | None:
     if not dimensions:
         return None
     return EmittedReward(next(iter(dimensions.values())), dimensions)
+
+
+def with_valid_reward(span: Span) -> Span:
+    """Return a span as a store keeps it: if `emit_reward`'s value is no number, it says that it doesn't count, and
+    why."""
+    for name, value in span.attributes.items() if span.name in (REWARD, ANNOTATION) else ():
+        if type(value) is not float and REWARD_VALUES.fullmatch(name):
+            try:
+                finite_reward(value, f"span {span.span_id}: the attribute {name!r}")
+            except RewardError as error:
+                log.warning("%s", error)
+                return replace(span, attributes={**span.attributes, NOT_COUNTED: str(error)})
+    return span
 
 
 def call_of(span: Span) -> str | None:
