@@ -405,7 +405,7 @@ def draw(figures: dict[str, Any]) -> None:
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        print("no chart: matplotlib is not installed (pip install 'agentjet[plot]')")
+        print("no chart: matplotlib is not installed (pip install -e '.[plot]')")
         return
     plt.rcParams["svg.hashsalt"] = "ajet"
     chart, axes = plt.subplots(figsize=(7, 4.2))

@@ -217,7 +217,7 @@ def draw(runs: dict[str, Any]) -> None:
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        print("no chart: matplotlib is not installed (pip install 'agentjet[plot]')")
+        print("no chart: matplotlib is not installed (pip install -e '.[plot]')")
         return
     plt.rcParams["svg.hashsalt"] = "ajet"
     rows = -(-len(runs) // COLUMNS)

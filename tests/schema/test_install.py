@@ -39,6 +39,13 @@ def test_from_the_wheel_or_else_the_packages_themselves(tmp_path: Path, monkeypa
     assert install_command("lora") == "pip install 'peft>=0.15'"
 
 
-def test_no_message_sends_anybody_to_our_name_on_an_index() -> None:
-    for file in SOURCES.rglob("*.py"):
-        assert not re.search(r"pip install .?agentjet", file.read_text(encoding="utf-8")), file
+def test_nothing_sends_anybody_to_our_name_on_an_index() -> None:
+    """It belongs to somebody else."""
+    root = SOURCES.parent
+    folders = [SOURCES, root / "docs", root / "benchmarks", root / "tutorial", root / "configs"]
+    files = [
+        file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".md", ".yaml", ".toml")
+    ]
+    for file in [*files, *root.glob("*.md")]:
+        said = re.search(r"pip install [^\n]*?['\" ](agentjet|ajet)\b(?![-/.])", file.read_text(encoding="utf-8"))
+        assert not said, f"{file}: {said and said[0]}"
