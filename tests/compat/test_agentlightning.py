@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 import ajet.compat.agentlightning as agl
 from ajet.backbone.trainer_api import Trainer as OurTrainer
 from ajet.schema.errors import ConfigError, UserError
-from ajet.store.requests import UnknownIdError
+from ajet.store.requests import StoreUnavailableError, UnknownIdError
 
 MY_FIRST_AGENT = """
 from typing import TypedDict
@@ -123,6 +123,84 @@ def test_sys_exit_is_a_failure_and_runners_go_on() -> None:
 
     ended = agl.Trainer(n_runners=1).fit(leaves, [1, 2])
     assert [one.status for one in ended] == ["failed", "succeeded"]
+
+
+@agl.rollout
+async def odd(task: str) -> Any:
+    match task:
+        case "true":
+            return True
+        case "cancelled":
+            raise asyncio.CancelledError
+        case "text":
+            agl.emit_annotation({"reward": "well done"})
+        case "endless":
+            await asyncio.sleep(3600)
+        case "not finite":
+            return [agl.Span(rollout_id="?", attempt_id="?", span_id="x", name="n", attributes={"x": float("nan")})]
+    return 0.5
+
+
+def test_what_an_agent_returns_or_raises_costs_its_own_attempt_only() -> None:
+    async def run() -> None:
+        store = agl.InMemoryLightningStore()
+        queued = [
+            (await store.enqueue_rollout(task)).rollout_id for task in ("cancelled", "not finite", "text", "true")
+        ]
+        runner = agl.LitAgentRunner(max_rollouts=4)
+        with runner.run_context(agent=odd, store=store):
+            await runner.iter()
+        ended = [await store.get_rollout_by_id(one) for one in queued]
+        assert [one and one.attempt and (str(one.status), one.attempt.result) for one in ended] == [
+            ("failed", {"error": "UserError: the agent raised asyncio.CancelledError"}),
+            ("succeeded", {"reward": None}),
+            ("succeeded", {"reward": 0.5}),
+            ("succeeded", {"reward": 1.0}),
+        ]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("ended_by", ["timeout", "cancelled"])
+def test_an_attempt_that_is_over_stops_its_agent(ended_by: str) -> None:
+    async def run() -> None:
+        store = agl.InMemoryLightningStore()
+        config = agl.RolloutConfig(timeout_seconds=0.3 if ended_by == "timeout" else None)
+        rollout = await store.enqueue_rollout("endless", config=config)
+        runner = agl.LitAgentRunner(max_rollouts=1, heartbeat_interval=0.1)
+        with runner.run_context(agent=odd, store=store):
+            running = asyncio.create_task(runner.iter())
+            if ended_by == "cancelled":
+                await asyncio.sleep(0.2)
+                await store.update_rollout(rollout.rollout_id, status="cancelled")
+            await asyncio.wait_for(running, 60)
+        (attempt,) = await store.query_attempts(rollout.rollout_id)
+        assert (str(attempt.status), attempt.end_time is not None) == (ended_by, True)
+
+    asyncio.run(run())
+
+
+def test_spans_arrive_while_the_agent_works_and_heartbeats_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = agl.InMemoryLightningStore()
+
+    async def fails(*_: Any, **__: Any) -> None:
+        raise StoreUnavailableError("away for a moment")
+
+    @agl.rollout
+    async def slow(task: int, rollout: agl.AttemptedRollout) -> float:
+        agl.emit_message("begun")
+        while not await store.query_spans(rollout.rollout_id):
+            await asyncio.sleep(0.02)
+        return 1.0
+
+    async def run() -> None:
+        monkeypatch.setattr(store.ours, "heartbeat", fails)
+        with agl.LitAgentRunner(heartbeat_interval=0.05).run_context(agent=slow, store=store) as runner:
+            done = await asyncio.wait_for(runner.step(1), 60)
+        spans = await store.query_spans(done.rollout_id)
+        assert [span.name for span in spans] == ["agentlightning.message", "agentlightning.reward"]
+
+    asyncio.run(run())
 
 
 def test_a_store_is_served_and_used() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from math import inf
 from typing import Any, Generic, Literal, TypeVar
 
 from ajet.backbone.trainer_api import QUERY_FIELDS
@@ -20,6 +22,7 @@ from ajet.observe.tracing import (
     Triplet,
     emit_exception,
     emit_reward,
+    find_final_reward,
     record_spans,
     to_messages,
     to_triplets,
@@ -28,8 +31,8 @@ from ajet.schema.errors import UserError
 from ajet.schema.resources import PromptTemplate
 from ajet.schema.span import Span
 from ajet.schema.task import finite_reward
-from ajet.store.records import Mode
-from ajet.store.requests import AttemptRef
+from ajet.store.records import AttemptStatus, Mode
+from ajet.store.requests import AttemptRef, StoreError, StoreUnavailableError
 from ajet.task_runner.workflow import RolloutFunction
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,10 @@ T = TypeVar("T")
 FIRST_OCCURRENCE = "first_occurrence"
 """How rewards find their calls: in the order of time, each goes to the latest call before it that has none."""
 SHORTEST_WAIT_S = 0.05
+SPANS_S = 0.2
+"""How often new spans are sent to the store."""
+SHUTDOWN_S = 5.0
+"""How long an agent that is stopped may take to clean up."""
 
 
 class Tracer:
@@ -48,12 +55,18 @@ class Tracer:
 
     @contextmanager
     def trace_context(
-        self, name: str | None = None, *, rollout_id: str | None = None, attempt_id: str | None = None
+        self,
+        name: str | None = None,
+        *,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        sink: Callable[[Span], None] | None = None,
     ) -> Iterator[list[Span]]:
-        """What is emitted within belongs to this attempt; both ids or neither. Yields the spans so far."""
+        """What is emitted within belongs to this attempt; both ids or neither. Yields the spans so far; `sink` gets
+        each as it ends."""
         if (rollout_id is None) != (attempt_id is None):
             raise ValueError("trace_context takes rollout_id and attempt_id together")
-        with record_spans(attempt_id=attempt_id or "local", rollout_id=rollout_id or "") as spans:
+        with record_spans(sink, attempt_id=attempt_id or "local", rollout_id=rollout_id or "") as spans:
             self._spans = spans
             yield spans
 
@@ -163,30 +176,50 @@ class LitAgentRunner:
         return self._agent, self._store
 
     async def _execute(self, rollout: AttemptedRollout) -> BaseException | None:
-        """One attempt, from its start to its report. Returns what the agent raised."""
+        """One attempt, from its start to its report. Returns what the agent raised, or why it was stopped."""
         agent, store = self._at_work()
         assert rollout.attempt is not None
         reference = AttemptRef(rollout_id=rollout.rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
-        beating = asyncio.create_task(self._beat(store, reference))
         await self._call_hooks("on_rollout_start", agent=agent, rollout=rollout)
-        error: BaseException | None = None
         spans: list[Span] = []
+        working = asyncio.create_task(self._work(agent, rollout, store, spans))
+        watching = asyncio.create_task(self._watch(rollout, store, reference, spans))
         try:
-            with self.tracer.trace_context(rollout_id=reference.rollout_id, attempt_id=reference.attempt_id) as spans:
+            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+            stopped = watching.done()
+        finally:
+            working.cancel()
+            watching.cancel()
+            await asyncio.wait({working, watching}, timeout=SHUTDOWN_S)
+        if stopped:
+            error: BaseException | None = UserError(f"the attempt was stopped: {watching.result()}")
+        elif working.cancelled():
+            error = UserError("the agent raised asyncio.CancelledError")
+        else:
+            error = working.result()
+        await _store_spans(store, spans)
+        if not stopped:
+            reward = None if error is not None else find_final_reward(spans)
+            result = {"reward": reward} if error is None else {"error": f"{type(error).__name__}: {error}"}
+            status: Literal["succeeded", "failed"] = "succeeded" if error is None else "failed"
+            await (await store.ready()).report(reference.rollout_id, reference.attempt_id, status, result)
+        await self._call_hooks("on_rollout_end", agent=agent, rollout=rollout, spans=spans)
+        return error
+
+    async def _work(
+        self, agent: Agent, rollout: AttemptedRollout, store: LightningStore, spans: list[Span]
+    ) -> BaseException | None:
+        """Call the agent. Its spans are in `spans` as soon as they end. Returns what it raised."""
+        assert rollout.attempt is not None
+        ids = {"rollout_id": rollout.rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+        try:
+            with self.tracer.trace_context(sink=spans.append, **ids):
                 await self._call_hooks("on_trace_start", agent=agent, tracer=self.tracer, rollout=rollout)
                 spans += _spans_of(await self._call(agent, rollout, store))
                 await self._call_hooks("on_trace_end", agent=agent, tracer=self.tracer, rollout=rollout)
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever an agent raises is its failure
-            error = raised
-        finally:
-            beating.cancel()
-            with suppress(asyncio.CancelledError):
-                await beating
-        await store.add_many_spans(spans)
-        status: Literal["succeeded", "failed"] = "succeeded" if error is None else "failed"
-        await store.update_attempt(reference.rollout_id, reference.attempt_id, status)
-        await self._call_hooks("on_rollout_end", agent=agent, rollout=rollout, spans=spans)
-        return error
+            return raised
+        return None
 
     async def _call(self, agent: Agent, rollout: AttemptedRollout, store: LightningStore) -> Any:
         resources_id = rollout.rollout.resources_id
@@ -204,10 +237,27 @@ class LitAgentRunner:
                 emit_exception(error)
             raise
 
-    async def _beat(self, store: LightningStore, reference: AttemptRef) -> None:
+    async def _watch(
+        self, rollout: AttemptedRollout, store: LightningStore, reference: AttemptRef, spans: Sequence[Span]
+    ) -> str:
+        """Send spans and heartbeats until the store says that the attempt is over. Returns its status."""
+        timeout, sent, next_beat = rollout.rollout.config.timeout_seconds, 0, 0.0
+        assert rollout.attempt is not None
+        deadline = inf if timeout is None else time.monotonic() + timeout - (time.time() - rollout.attempt.start_time)
         while True:
-            await (await store.ready()).heartbeat(self._worker, [reference])
-            await asyncio.sleep(self._beat_s)
+            try:
+                if new := list(spans[sent:]):
+                    await _store_spans(store, new)
+                    sent += len(new)
+                if (now := time.monotonic()) >= min(next_beat, deadline):
+                    (attempt,) = await (await store.ready()).heartbeat(self._worker, [reference])
+                    if attempt.status not in (AttemptStatus.PREPARING, AttemptStatus.RUNNING):
+                        return str(attempt.status)
+                    next_beat = now + self._beat_s
+            except StoreError as error:
+                log.warning("rollout %s: the store doesn't take its heartbeat: %s", reference.rollout_id, error)
+                next_beat = time.monotonic() + self._beat_s
+            await asyncio.sleep(min(SPANS_S, self._beat_s))
 
     async def _call_hooks(self, name: str, **given: Any) -> None:
         for hook in self._hooks:
@@ -223,8 +273,25 @@ def _spans_of(returned: Any) -> list[Span]:
         return []
     if isinstance(returned, list) and all(isinstance(one, Span) for one in returned):
         return returned
-    emit_reward(finite_reward(returned, "the agent's reward"))
+    emit_reward(returned if isinstance(returned, bool) else finite_reward(returned, "the agent's reward"))
     return []
+
+
+async def _store_spans(store: LightningStore, spans: Sequence[Span]) -> None:
+    """Store spans. If one is refused, the others are stored without it. Those that are stored already stay as they
+    are."""
+    try:
+        await store.add_many_spans(spans)
+    except StoreUnavailableError:
+        raise
+    except StoreError:
+        for span in spans:
+            try:
+                await store.add_many_spans([span])
+            except StoreUnavailableError:
+                raise
+            except StoreError as error:
+                log.error("the span %r (%s) is not stored: %s", span.name, span.span_id, error)
 
 
 RUNNERS_WAIT_S = 0.2
