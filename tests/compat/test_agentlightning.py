@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -195,7 +196,7 @@ def test_spans_arrive_while_the_agent_works_and_heartbeats_may_fail(monkeypatch:
 
     async def run() -> None:
         monkeypatch.setattr(store.ours, "heartbeat", fails)
-        with agl.LitAgentRunner(heartbeat_interval=0.05).run_context(agent=slow, store=store) as runner:
+        with agl.LitAgentRunner[int](heartbeat_interval=0.05).run_context(agent=slow, store=store) as runner:
             done = await asyncio.wait_for(runner.step(1), 60)
         spans = await store.query_spans(done.rollout_id)
         assert [span.name for span in spans] == ["agentlightning.message", "agentlightning.reward"]
@@ -377,3 +378,28 @@ def test_verl_trains_here_where_verl_is_not_installed(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "steps 2" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("adapter", "TraceAdapter TraceToMessages TracerTraceToTriplet LlmProxyTraceToTriplet"),
+        ("algorithm", "APO VERL Baseline"),
+        ("emitter", "emit_reward emit_message emit_object emit_exception operation find_final_reward"),
+        ("litagent", "LitAgent rollout llm_rollout prompt_rollout"),
+        ("runner", "LitAgentRunner"),
+        ("store", "LightningStore InMemoryLightningStore LightningStoreServer LightningStoreClient"),
+        ("tracer", "Tracer AgentOpsTracer OtelTracer"),
+        ("trainer", "Trainer"),
+        ("types", "Dataset Hook LLM NamedResources PromptTemplate ProxyLLM Rollout RolloutMode Span TaskInput Triplet"),
+    ],
+)
+def test_the_librarys_modules_are_here(module: str, names: str) -> None:
+    found = importlib.import_module(f"ajet.compat.agentlightning.{module}")
+    for name in names.split():
+        assert getattr(found, name) is getattr(agl, name, getattr(found, name))
+
+
+def test_generic_classes_take_the_type_of_their_tasks() -> None:
+    assert agl.LitAgentRunner[str](agl.OtelTracer()).tracer is not None
+    assert agl.APO[dict[str, str]] is not None

@@ -10,26 +10,21 @@ from __future__ import annotations
 
 import logging
 
-from ajet.compat.agentlightning.agent import (
+from ajet.compat.agentlightning.adapter import (
+    LlmProxyTraceToTriplet,
+    TraceAdapter,
+    TracerTraceToTriplet,
+    TraceToMessages,
+)
+from ajet.compat.agentlightning.algorithm import APO, VERL, Baseline
+from ajet.compat.agentlightning.litagent import (
     Hook,
     LitAgent,
     llm_rollout,
     prompt_rollout,
     rollout,
 )
-from ajet.compat.agentlightning.algorithms import APO, VERL, Baseline
-from ajet.compat.agentlightning.runner import (
-    AgentOpsTracer,
-    DummyTracer,
-    LitAgentRunner,
-    LlmProxyTraceToTriplet,
-    OtelTracer,
-    TraceAdapter,
-    Tracer,
-    TracerTraceToTriplet,
-    TraceToMessages,
-    Trainer,
-)
+from ajet.compat.agentlightning.runner import LitAgentRunner
 from ajet.compat.agentlightning.store import (
     AttemptedRollout,
     InMemoryLightningStore,
@@ -40,6 +35,9 @@ from ajet.compat.agentlightning.store import (
     NamedResources,
     ResourcesUpdate,
 )
+from ajet.compat.agentlightning.tracer import AgentOpsTracer, DummyTracer, OtelTracer, Tracer
+from ajet.compat.agentlightning.trainer import Trainer
+from ajet.compat.agentlightning.types import ProxyLLM
 from ajet.observe.tracing import (
     Triplet,
     emit_annotation,
@@ -60,9 +58,6 @@ from ajet.schema import __version__
 from ajet.schema.resources import LLM, PromptTemplate
 from ajet.schema.span import Span
 from ajet.store.records import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus, Worker
-
-ProxyLLM = LLM
-"""The endpoint of an episode carries its own key: there is nothing to strip."""
 
 __all__ = [
     "APO",

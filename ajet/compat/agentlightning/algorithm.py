@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ajet.schema.errors import ConfigError
 
+T = TypeVar("T")
 VERL_KEYS = {
     "algorithm.adv_estimator": "trainer_common.algorithm.adv_estimator",
     "algorithm.use_kl_in_reward": "trainer_common.algorithm.use_kl_in_reward",
@@ -58,7 +59,7 @@ class VERL:
             raise ConfigError("VERL: the configuration names no model: set actor_rollout_ref.model.path")
 
 
-class APO:
+class APO(Generic[T]):
     """Tune the prompt template, with `client` as the model that criticises and edits."""
 
     def __init__(
@@ -96,7 +97,7 @@ class APO:
         }
 
 
-Algorithm = Baseline | VERL | APO
+Algorithm = Baseline | VERL | APO[Any]
 
 
 def _ours(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

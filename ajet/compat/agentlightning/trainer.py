@@ -1,0 +1,134 @@
+"""`Trainer`: an algorithm, an agent and its tasks; runners for a trainer without one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from ajet.backbone.trainer_api import QUERY_FIELDS
+from ajet.backbone.trainer_api import Trainer as OurTrainer
+from ajet.compat.agentlightning.algorithm import Algorithm, Baseline
+from ajet.compat.agentlightning.litagent import Agent, as_agent, workflow_of
+from ajet.compat.agentlightning.runner import LitAgentRunner
+from ajet.compat.agentlightning.store import AttemptedRollout, InMemoryLightningStore, LightningStore
+from ajet.compat.agentlightning.tracer import Tracer
+from ajet.schema.errors import UserError
+from ajet.schema.resources import PromptTemplate
+from ajet.task_runner.workflow import RolloutFunction
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+RUNNERS_WAIT_S = 0.2
+
+
+class Trainer:
+    """`Trainer(algorithm=VERL(config), n_runners=8).fit(agent, train, val_dataset=val)`."""
+
+    def __init__(
+        self,
+        *,
+        algorithm: Algorithm | None = None,
+        n_runners: int | None = None,
+        max_rollouts: int | None = None,
+        initial_resources: Mapping[str, Any] | None = None,
+        tracer: Tracer | None = None,
+        store: LightningStore | None = None,
+        hooks: Sequence[Any] | None = None,
+        dev: bool = False,
+        n_workers: int | None = None,
+        exp_dir: str = "saved_experiments",
+        fresh: bool = False,
+        config: Mapping[str, Any] | None = None,
+        **parts: Any,
+    ) -> None:
+        """`config`: further keys of ours. `parts`: the library's other parts (`adapter`, `runner`, `strategy`, `port`,
+        `llm_proxy`, `daemon`), which have nothing to do here."""
+        unknown = parts.keys() - {"adapter", "runner", "strategy", "port", "llm_proxy", "daemon", "triplet_exporter"}
+        if unknown:
+            raise UserError(f"Trainer takes no {', '.join(sorted(unknown))}")
+        self.algorithm = Baseline() if algorithm is None or dev else algorithm
+        self.n_runners = n_runners or n_workers or 1
+        self.initial_resources = dict(initial_resources or {})
+        self.store = store or InMemoryLightningStore()
+        self._max_rollouts, self._tracer, self._hooks = max_rollouts, tracer, hooks or ()
+        self._exp_dir, self._fresh, self._config = exp_dir, fresh, dict(config or {})
+
+    def fit(self, agent: Any, train_dataset: Any = None, *, val_dataset: Any = None) -> Any:
+        """Train: returns the run. Without an algorithm: the rollouts, each task having been executed once."""
+        found = as_agent(agent)
+        if isinstance(self.algorithm, Baseline):
+            return _finish(self._each_once(found, train_dataset, val_dataset))
+        templates = {name: value for name, value in self.initial_resources.items() if isinstance(value, PromptTemplate)}
+        trainer = OurTrainer(
+            {**self.algorithm.keys, **self._config},
+            backbone=self.algorithm.backbone,
+            n_runners=self.n_runners,
+            prompt_template=templates or None,
+            exp_dir=self._exp_dir,
+            fresh=self._fresh,
+        )
+        return trainer.fit(workflow_of(found), train_dataset, val_dataset=val_dataset)
+
+    def dev(self, agent: Any, train_dataset: Any = None, *, val_dataset: Any = None) -> list[AttemptedRollout]:
+        """Each task once; nothing is trained."""
+        return _finish(self._each_once(as_agent(agent), train_dataset, val_dataset))
+
+    async def _each_once(self, agent: Agent, train: Any, val: Any) -> list[AttemptedRollout]:
+        tasks = [("train", task) for task in _items(train)] + [("val", task) for task in _items(val)]
+        if not tasks:
+            raise UserError("fit: there are no tasks: pass train_dataset=[…]")
+        tasks = tasks[: self._max_rollouts]
+        resources = self.initial_resources or _default_resources(agent, tasks[0][1])
+        if resources:
+            await self.store.add_resources(resources)
+        queued = [(await self.store.enqueue_rollout(task, mode)).rollout_id for mode, task in tasks]  # type: ignore[arg-type]
+        finished = asyncio.Event()
+        runners = [asyncio.create_task(self._run(agent, number, finished)) for number in range(self.n_runners)]
+        waiting = asyncio.create_task(self.store.wait_for_rollouts(rollout_ids=queued))
+        try:
+            await asyncio.wait([waiting, *runners], return_when=asyncio.FIRST_COMPLETED)
+            finished.set()
+            await asyncio.gather(*runners)
+            return sorted(await waiting, key=lambda ended: queued.index(ended.rollout_id))
+        finally:
+            for task in (waiting, *runners):
+                task.cancel()
+
+    async def _run(self, agent: Agent, number: int, finished: asyncio.Event) -> None:
+        runner = LitAgentRunner[Any](self._tracer or Tracer(), poll_interval=RUNNERS_WAIT_S)
+        with runner.run_context(agent=agent, store=self.store, hooks=self._hooks, worker_id=number):
+            await runner.iter(event=finished)
+
+
+def _finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end; in a notebook, whose own event loop is running, in a thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+def _items(dataset: Any) -> list[Any]:
+    """A data set of the library has `__len__` and `__getitem__`."""
+    if dataset is None:
+        return []
+    return [dataset[index] for index in range(len(dataset))] if hasattr(dataset, "__getitem__") else list(dataset)
+
+
+def _default_resources(agent: Agent, task: Any) -> dict[str, Any]:
+    """An agent that takes a prompt template, and was given none, gets one that holds the task's text."""
+    if not isinstance(agent, RolloutFunction) or "prompt_template" not in agent.parameters:
+        return {}
+    names = [name for name in QUERY_FIELDS if isinstance(task, Mapping) and isinstance(task.get(name), str)]
+    if not names:
+        raise UserError(
+            "fit: the agent takes prompt_template, and there is none\n"
+            "    give one: Trainer(initial_resources={'main': PromptTemplate('… {question} …')})"
+        )
+    log.info("no prompt template was given: the agent gets {%s}", names[0])
+    return {"prompt_template": PromptTemplate(f"{{{names[0]}}}")}
