@@ -85,8 +85,7 @@ gpu-check: $(if $(GPU_PYTHON),,env)  ## check and measure everything that needs 
 	@PYTHONPATH=$(CURDIR) $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu_check.py --device $(DEVICE) $(GPU_ARGS)
 
 docs: env  ## build the documentation site into site/
-	$(BIN)/python $(PIP_INSTALL) -e '.[docs]'
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 PICTURES := $(CURDIR)/build/pictures
 

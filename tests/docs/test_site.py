@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ class Fetched(HTMLParser):
             self.addresses.append(given.get(LOADED[tag]) or "")
 
 
-@pytest.mark.skipif(find_spec("material") is None, reason="needs the extra `docs` (mkdocs-material)")
+@pytest.mark.slow
 def test_the_built_site_fetches_nothing_from_elsewhere(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
