@@ -403,3 +403,23 @@ def test_the_librarys_modules_are_here(module: str, names: str) -> None:
 def test_generic_classes_take_the_type_of_their_tasks() -> None:
     assert agl.LitAgentRunner[str](agl.OtelTracer()).tracer is not None
     assert agl.APO[dict[str, str]] is not None
+
+
+def test_what_the_library_refuses_with_a_value_error_is_one_here() -> None:
+    def plain(task: int) -> float:
+        return 0.0
+
+    for decorate in (agl.llm_rollout, agl.prompt_rollout):
+        with pytest.raises(ValueError, match="plain has no parameter"):
+            decorate(plain)
+
+    @agl.prompt_rollout
+    def prompted(task: int, prompt_template: agl.PromptTemplate) -> float:
+        return 0.0
+
+    async def run() -> None:
+        with agl.LitAgentRunner[int]().run_context(agent=prompted, store=agl.InMemoryLightningStore()) as runner:
+            await runner.step(1)
+
+    with pytest.raises(ValueError, match="no PromptTemplate among the resources"):
+        asyncio.run(run())

@@ -22,8 +22,12 @@ T = TypeVar("T")
 Resources = Mapping[str, Any]
 
 
-class MissingResourceError(UserError):
+class MissingResourceError(UserError, ValueError):
     """An agent takes a resource that it was not given."""
+
+
+class AgentSignatureError(RolloutFunctionError, ValueError):
+    """`@llm_rollout` or `@prompt_rollout` on a function that doesn't take what it is named after."""
 
 
 class Hook:
@@ -88,7 +92,7 @@ def _needing(name: str, function: Callable[..., Any] | None) -> Any:
     def made(function: Callable[..., Any]) -> RolloutFunction:
         agent = rollout(function)
         if name not in agent.parameters:
-            raise RolloutFunctionError(f"{function.__name__} has no parameter {name!r}")
+            raise AgentSignatureError(f"{function.__name__} has no parameter {name!r}")
         return agent
 
     return made if function is None else made(function)
