@@ -423,3 +423,28 @@ def test_what_the_library_refuses_with_a_value_error_is_one_here() -> None:
 
     with pytest.raises(ValueError, match="no PromptTemplate among the resources"):
         asyncio.run(run())
+
+
+def test_an_algorithm_of_ones_own_runs_beside_the_runners() -> None:
+    @agl.rollout
+    async def length(task: str, prompt_template: agl.PromptTemplate) -> float:
+        return float(len(prompt_template.format(task=task)))
+
+    @agl.algo
+    async def best(*, store: agl.LightningStore) -> str:
+        rewards = {}
+        for text in ("{task}", "{task}, please"):
+            await store.add_resources({"main": agl.PromptTemplate(text)})
+            queued = await store.enqueue_rollout("hello", mode="train")
+            while not await store.wait_for_rollouts(rollout_ids=[queued.rollout_id], timeout=0.01):
+                pass
+            rewards[text] = agl.find_final_reward(await store.query_spans(queued.rollout_id)) or 0.0
+        return max(rewards, key=rewards.__getitem__)
+
+    assert agl.Trainer(n_workers=2, algorithm=best).fit(length) == "{task}, please"
+    with pytest.raises(TypeError, match="best doesn't take it"):
+        agl.Trainer(algorithm=best).fit(length, ["hello"])
+    with pytest.raises(ValueError, match="takes 'llm_proxy'; an algorithm may take store"):
+
+        @agl.algo
+        async def other(llm_proxy: Any) -> None: ...

@@ -16,7 +16,7 @@ from ajet.compat.agentlightning.adapter import (
     TracerTraceToTriplet,
     TraceToMessages,
 )
-from ajet.compat.agentlightning.algorithm import APO, VERL, Baseline
+from ajet.compat.agentlightning.algorithm import APO, VERL, Baseline, algo
 from ajet.compat.agentlightning.litagent import (
     Hook,
     LitAgent,
@@ -95,6 +95,7 @@ __all__ = [
     "Triplet",
     "Worker",
     "__version__",
+    "algo",
     "emit_annotation",
     "emit_exception",
     "emit_message",
@@ -115,8 +116,7 @@ __all__ = [
 ]
 
 _NOT_HERE = {
-    "algo": "an algorithm of your own over a store is a coroutine: docs/store.md",
-    "Algorithm": "an algorithm of your own over a store is a coroutine: docs/store.md",
+    "Algorithm": "an algorithm of your own is a coroutine with @algo",
     "LLMProxy": "the gateway serves each episode's model: take the parameter `llm`",
     "lightning_cli": "write a YAML, and override its keys on the command line",
     "MongoLightningStore": "`ajet store` keeps a SQLite file or PostgreSQL: LightningStoreClient",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
 
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, UserError
 
 T = TypeVar("T")
 VERL_KEYS = {
@@ -97,7 +98,32 @@ class APO(Generic[T]):
         }
 
 
-Algorithm = Baseline | VERL | APO[Any]
+class FunctionalAlgorithm:
+    """What `@algo` makes of a coroutine: a trainer runs it beside its runners, with what its parameters name."""
+
+    GIVEN = ("store", "initial_resources", "train_dataset", "val_dataset")
+
+    def __init__(self, function: Callable[..., Awaitable[Any]]) -> None:
+        self.function = function
+        self.parameters = list(inspect.signature(function).parameters)
+        if not inspect.iscoroutinefunction(function):
+            raise AlgorithmError(f"@algo: {function.__name__} must be an `async def`")
+        for name in self.parameters:
+            if name not in self.GIVEN:
+                raise AlgorithmError(
+                    f"@algo: {function.__name__} takes {name!r}; an algorithm may take {', '.join(self.GIVEN)}"
+                )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        return self.function(*args, **kwargs)
+
+
+class AlgorithmError(UserError, ValueError):
+    """`@algo` on a function that no trainer can call."""
+
+
+algo = FunctionalAlgorithm
+Algorithm = Baseline | VERL | APO[Any] | FunctionalAlgorithm
 
 
 def _ours(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

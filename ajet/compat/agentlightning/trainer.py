@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ajet.backbone.trainer_api import QUERY_FIELDS
 from ajet.backbone.trainer_api import Trainer as OurTrainer
-from ajet.compat.agentlightning.algorithm import Algorithm, Baseline
+from ajet.compat.agentlightning.algorithm import Algorithm, Baseline, FunctionalAlgorithm
 from ajet.compat.agentlightning.litagent import Agent, as_agent, workflow_of
 from ajet.compat.agentlightning.runner import LitAgentRunner
 from ajet.compat.agentlightning.store import AttemptedRollout, InMemoryLightningStore, LightningStore
@@ -57,10 +57,13 @@ class Trainer:
         self._exp_dir, self._fresh, self._config = exp_dir, fresh, dict(config or {})
 
     def fit(self, agent: Any, train_dataset: Any = None, *, val_dataset: Any = None) -> Any:
-        """Train: returns the run. Without an algorithm: the rollouts, each task having been executed once."""
+        """Train: returns the run. Without an algorithm: the rollouts, each task having been executed once. With an
+        `@algo`: what it returns."""
         found = as_agent(agent)
         if isinstance(self.algorithm, Baseline):
             return _finish(self._each_once(found, train_dataset, val_dataset))
+        if isinstance(self.algorithm, FunctionalAlgorithm):
+            return _finish(self._own(self.algorithm, found, train_dataset, val_dataset))
         templates = {name: value for name, value in self.initial_resources.items() if isinstance(value, PromptTemplate)}
         trainer = OurTrainer(
             {**self.algorithm.keys, **self._config},
@@ -85,14 +88,33 @@ class Trainer:
         if resources:
             await self.store.add_resources(resources)
         queued = [(await self.store.enqueue_rollout(task, mode)).rollout_id for mode, task in tasks]  # type: ignore[arg-type]
+        ended = await self._beside_runners(agent, self.store.wait_for_rollouts(rollout_ids=queued))
+        return sorted(ended, key=lambda one: queued.index(one.rollout_id))
+
+    async def _own(self, algorithm: FunctionalAlgorithm, agent: Agent, train: Any, val: Any) -> Any:
+        given = {
+            "store": self.store,
+            "initial_resources": self.initial_resources,
+            "train_dataset": train,
+            "val_dataset": val,
+        }
+        for name in ("train_dataset", "val_dataset"):
+            if given[name] is not None and name not in algorithm.parameters:
+                raise TypeError(f"fit: {name} is given, and {algorithm.function.__name__} doesn't take it")
+        if self.initial_resources:
+            await self.store.add_resources(self.initial_resources)
+        return await self._beside_runners(agent, algorithm(**{name: given[name] for name in algorithm.parameters}))
+
+    async def _beside_runners(self, agent: Agent, work: Awaitable[T]) -> T:
+        """Wait for this, while runners execute what is queued."""
         finished = asyncio.Event()
         runners = [asyncio.create_task(self._run(agent, number, finished)) for number in range(self.n_runners)]
-        waiting = asyncio.create_task(self.store.wait_for_rollouts(rollout_ids=queued))
+        waiting = asyncio.ensure_future(work)
         try:
             await asyncio.wait([waiting, *runners], return_when=asyncio.FIRST_COMPLETED)
             finished.set()
             await asyncio.gather(*runners)
-            return sorted(await waiting, key=lambda ended: queued.index(ended.rollout_id))
+            return await waiting
         finally:
             for task in (waiting, *runners):
                 task.cancel()
