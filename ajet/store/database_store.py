@@ -308,7 +308,8 @@ class DatabaseStore(RolloutStore):
             left = WATCH_S if following is None else min(max(following - now, 0.01), WATCH_S)
             self._next_look = now + left
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._earlier.wait(), left)
+                async with asyncio.timeout(left):  # `wait_for` may swallow a cancellation that comes with the event
+                    await self._earlier.wait()
 
     async def _sweep(self) -> None:
         while True:

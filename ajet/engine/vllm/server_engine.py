@@ -267,7 +267,8 @@ class VllmServerEngine:
     async def _watch(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), self._settings.heartbeat_s)
+                async with asyncio.timeout(self._settings.heartbeat_s):  # `wait_for` may swallow a cancellation
+                    await self._look.wait()
             self._look.clear()
             try:
                 await asyncio.gather(*(self._check(replica) for replica in self._replicas))
