@@ -16,6 +16,8 @@ from ajet.compat.agentic_rollout import (
     AgenticRolloutConfig,
     BaseAgent,
     BaseAgenticTool,
+    BashExecutorTool,
+    CalculatorTool,
     CodingAgent,
     GeneralAgent,
     ReactAgent,
@@ -34,6 +36,7 @@ from ajet.compat.agentic_rollout import (
     create_tools,
     dump_trajectory,
     get_agent_class,
+    get_global_tool_registry,
     list_agents,
     register_agent,
     register_tool,
@@ -472,4 +475,21 @@ def test_a_name_that_is_taken_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="there is an agent 'react' already"):
         register_agent("react")(ReactAgent)
     with pytest.raises(ValueError, match="there is a tool 'bash' already"):
-        register_tool(DoubleTool(), "bash")
+        register_tool(DoubleTool(), name="bash")
+
+
+def test_the_librarys_tools_by_their_classes() -> None:
+    register_tool(CalculatorTool, {"debug": True})
+    register_tool(BashExecutorTool, {"timeout": 30})
+    register_tool(CalculatorTool, {"debug": False}, "calc")
+    registry = get_global_tool_registry()
+    try:
+        assert {"calculator", "bash_executor", "calc"} <= set(registry)
+        assert (
+            isinstance(CalculatorTool(), BaseAgenticTool) and BashExecutorTool({"timeout": 3}).name == "bash_executor"
+        )
+        with pytest.raises(ToolSetupError, match="no option 'wibble'"):
+            register_tool(BashExecutorTool, {"wibble": 1}, "other")
+    finally:
+        registry.unregister("bash_executor")
+        registry.unregister("calc")

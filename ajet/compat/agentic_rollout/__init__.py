@@ -19,7 +19,7 @@ from typing import Any
 
 from ajet.agents import Agent, StepType, StopReason, as_model_function, register_agent
 from ajet.agents.ready import agent_class, agent_names
-from ajet.agents.tools import ToolContext, get_global_tool_registry, register_tool
+from ajet.agents.tools import ToolContext, get_global_tool_registry
 from ajet.compat.agentic_rollout.agents import (
     BaseAgent,
     CodingAgent,
@@ -43,6 +43,7 @@ from ajet.compat.agentic_rollout.tools import (
     create_openai_tool_schema,
     create_tool,
     create_tools,
+    register_tool,
 )
 from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.schema.episode import Failure

@@ -10,8 +10,7 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ajet.agents.tools import (
     FunctionTool,
@@ -282,11 +281,46 @@ def create_tool(name: str, config: Mapping[str, Any] | None = None, **options: A
     return OurTool(made).named(SCHEMA_NAMES.get(name.lower(), made.name))
 
 
-CalculatorTool = partial(create_tool, "Calculator")
-BashExecutorTool = partial(create_tool, "BashExecutor")
-FileEditorTool = partial(create_tool, "FileEditor")
-SearchTool = partial(create_tool, "Search")
-FinishTool = partial(create_tool, "Finish")
+class _CoreTool(OurTool):
+    """One of the library's own tools, by its class."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, config: Mapping[str, Any] | None = None, **options: Any) -> None:
+        made = create_tool(self.kind, config, **options)
+        super().__init__(made._tool)
+        self.name, self.tool_schema = made.name, made.tool_schema
+
+
+class CalculatorTool(_CoreTool):
+    kind = "Calculator"
+
+
+class BashExecutorTool(_CoreTool):
+    kind = "BashExecutor"
+
+
+class FileEditorTool(_CoreTool):
+    kind = "FileEditor"
+
+
+class SearchTool(_CoreTool):
+    kind = "Search"
+
+
+class FinishTool(_CoreTool):
+    kind = "Finish"
+
+
+def register_tool(tool: Any, config: Mapping[str, Any] | None = None, name: str | None = None) -> Any:
+    """Register a tool, or a class of tools, which is made with `config`. A tool that is there anyway, under the same
+    name and without settings, needs no registration."""
+    given = {key: value for key, value in (config or {}).items() if key not in WITHOUT_EFFECT}
+    made = tool(config or {}) if isinstance(tool, type) else tool
+    there = isinstance(made, _CoreTool) and not given and made.name in get_global_tool_registry()
+    if not there or name not in (None, made.name):
+        get_global_tool_registry().register(made, name)
+    return tool
 
 
 def create_tools(configs: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
