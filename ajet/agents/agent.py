@@ -160,7 +160,7 @@ class Agent:
         except asyncio.CancelledError:
             run.end(StopReason.CANCELLED)
             raise
-        except Exception as error:
+        except Exception as error:  # whatever it is, the trajectory names it before it is raised on
             reason = StopReason.MODEL_ERROR if run.asking else StopReason.AGENT_ERROR
             run.end(reason, failure=Failure(type(error).__name__, _said(error)))
             raise

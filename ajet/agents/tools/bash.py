@@ -155,6 +155,6 @@ def _meaning(code: int) -> str:
     return {
         126: ": it can't be executed",
         127: ": command not found",
-        137: ": killed, for example because it used too much memory",
+        137: ": killed, for example because it used too much memory or made too many files",
         139: ": it crashed",
     }.get(code, "")

@@ -79,7 +79,7 @@ class McpServer:
         try:
             async with asyncio.timeout(CONNECT_S):
                 await connection.ready
-        except BaseException as error:
+        except BaseException as error:  # cancelled, too: the server's program must not stay
             await connection.close()
             if isinstance(error, TimeoutError):
                 raise ToolSetupError(f"mcp: {self.place} did not answer within {CONNECT_S:g} s") from None
@@ -110,7 +110,7 @@ class McpServer:
                     streams = await stack.enter_async_context(streamable_http_client(self._url, http_client=client))
                 session = await stack.enter_async_context(ClientSession(streams[0], streams[1]))
                 await session.initialize()
-            except Exception as error:
+            except Exception as error:  # the SDK raises whatever its streams do
                 said.seek(0)
                 words = said.read()[-SAID:].strip()
                 hint = f"; it said: {words}" if words else ""
@@ -182,7 +182,7 @@ class _Connection:
                 if not self.ready.done():
                     self.ready.set_result(None)
                 await self._stop.wait()
-        except Exception as error:
+        except Exception as error:  # it reaches the one who waits for `ready`
             if self.ready.done():
                 raise
             first = _first(error)
