@@ -299,19 +299,20 @@ def test_verls_configuration_is_ours() -> None:
         "data": {"train_batch_size": 32, "truncation": "error"},
         "actor_rollout_ref": {
             "model": {"path": "tiny:qwen2"},
-            "rollout": {"n": 4},
-            "actor": {"optim": {"lr": 1e-6}, "fsdp_config": {"param_offload": True}},
+            "rollout": {"n": 4, "name": "vllm", "gpu_memory_utilization": 0.6},
+            "actor": {"ppo_mini_batch_size": 8, "optim": {"lr": 1e-6}, "fsdp_config": {"param_offload": True}},
         },
         "agentlightning": {"port": 9999},
     }
     algorithm = agl.VERL(config, backbone="verl")
     assert algorithm.keys == {
         "data.train_batch_size": 32,
-        "+verl.data.truncation": "error",
         "model.path": "tiny:qwen2",
         "rollout.num_repeat": 4,
+        "+verl.actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
+        "trainer_common.mini_batch_num": 4,
         "trainer_common.optim.lr": 1e-6,
-        "+verl.actor_rollout_ref.actor.fsdp_config.param_offload": True,
+        "trainer_common.fsdp_config.param_offload": True,
     }
     with pytest.raises(ConfigError, match=r"set actor_rollout_ref\.model\.path"):
         agl.VERL({})

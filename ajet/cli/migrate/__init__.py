@@ -22,6 +22,8 @@ from ajet.schema.errors import ConfigError
 from ajet.schema.printable import printable
 from ajet.system.command_line import CommandParser
 
+__all__ = ["Migration", "migrate", "read", "run", "verl", "written"]
+
 SYSTEMS = (verl.SYSTEM, prime_rl.SYSTEM, trl.SYSTEM)
 AGENTJET = System("AgentJet", lambda tree: "ajet" in tree, {})
 HEADS = {

@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
 
+from ajet.cli.migrate import Migration, verl
 from ajet.schema.errors import ConfigError, UserError
 
+log = logging.getLogger("ajet.compat")
 T = TypeVar("T")
-VERL_KEYS = {
-    "algorithm.adv_estimator": "trainer_common.algorithm.adv_estimator",
-    "algorithm.use_kl_in_reward": "trainer_common.algorithm.use_kl_in_reward",
-    "data.train_batch_size": "data.train_batch_size",
-    "data.max_prompt_length": "data.max_prompt_length",
-    "data.max_response_length": "data.max_response_length",
-    "actor_rollout_ref.model.path": "model.path",
-    "actor_rollout_ref.rollout.n": "rollout.num_repeat",
-    "actor_rollout_ref.rollout.temperature": "rollout.temperature",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": "rollout.tensor_model_parallel_size",
-    "actor_rollout_ref.rollout.gpu_memory_utilization": "rollout.gpu_memory_utilization",
-    "actor_rollout_ref.actor.ppo_mini_batch_size": "trainer_common.mini_batch_size",
-    "actor_rollout_ref.actor.optim.lr": "trainer_common.optim.lr",
-    "actor_rollout_ref.actor.use_kl_loss": "trainer_common.use_kl_loss",
-    "actor_rollout_ref.actor.kl_loss_coef": "trainer_common.kl_loss_coef",
-    "actor_rollout_ref.actor.entropy_coeff": "trainer_common.algorithm.entropy_coef",
-    "trainer.n_gpus_per_node": "trainer_common.n_gpus_per_node",
-    "trainer.nnodes": "trainer_common.nnodes",
-    "trainer.val_before_train": "trainer_common.val_before_train",
-    "trainer.logger": "trainer_common.logger",
-    "trainer.project_name": "project_name",
-    "trainer.experiment_name": "experiment_name",
-    "trainer.save_freq": "trainer_common.save_freq",
-    "trainer.test_freq": "trainer_common.test_freq",
-    "trainer.total_epochs": "trainer_common.total_epochs",
-    "trainer.total_training_steps": "trainer_common.total_training_steps",
-}
-"""verl's keys, and ours that mean the same. The others go to verl as they are."""
 OURS_ALONE = "agentlightning"
 """A block of settings for parts of the library that have no counterpart here."""
+GIVEN_OTHERWISE = ("backbone", "task_reader.", "rollout.engine")
+"""Keys that `Trainer` and the backbone decide."""
 
 
 class Baseline:
@@ -55,7 +32,15 @@ class VERL:
 
     def __init__(self, config: Mapping[str, Any], *, backbone: str | None = None) -> None:
         self.backbone = backbone or ("verl" if find_spec("verl") else "local")
-        self.keys: dict[str, Any] = dict(_ours(config))
+        done = Migration.of(verl.SYSTEM, {name: block for name, block in config.items() if name != OURS_ALONE})
+        for line in done.lines:
+            if line.why:
+                log.info("VERL: %s is left out: %s", line.key, line.why)
+        self.keys: dict[str, Any] = {
+            f"+{key}" if key.startswith("verl.") else key: value
+            for key, value in done.keys.items()
+            if not key.startswith(GIVEN_OTHERWISE)
+        }
         if "model.path" not in self.keys:
             raise ConfigError("VERL: the configuration names no model: set actor_rollout_ref.model.path")
 
@@ -124,16 +109,3 @@ class AlgorithmError(UserError, ValueError):
 
 algo = FunctionalAlgorithm
 Algorithm = Baseline | VERL | APO[Any] | FunctionalAlgorithm
-
-
-def _ours(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        key = f"{above}.{name}" if above else str(name)
-        if key == OURS_ALONE:
-            continue
-        if isinstance(value, Mapping):
-            yield from _ours(value, key)
-        elif key in VERL_KEYS:
-            yield VERL_KEYS[key], value
-        else:
-            yield f"+verl.{key}", value

@@ -13,8 +13,8 @@ from ajet.config import load_config
 
 
 def test_verl_s_own_file_is_migrated_and_composed(tmp_path: Path) -> None:
-    verl = pytest.importorskip("verl")
-    file = Path(verl.__file__).parent / "trainer/config/_generated_ppo_trainer.yaml"
+    trainer = pytest.importorskip("verl.trainer")  # this folder, too, can be imported as `verl`
+    file = Path(trainer.__file__).parent / "config/_generated_ppo_trainer.yaml"
     done = migrate(read(file), file)
     assert len(done.lines) > 500 and not [line for line in done.lines if line.what == "unknown"]
     (tmp_path / "ours.yaml").write_text(written(done, file))
