@@ -449,3 +449,23 @@ def test_an_algorithm_of_ones_own_runs_beside_the_runners() -> None:
 
         @agl.algo
         async def other(llm_proxy: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: agl.OtelTracer(instrument_managed=True),
+        lambda: agl.LitAgentRunner(heartbeat_launch_mode="thread"),
+        lambda: agl.InMemoryLightningStore(thread_safe=True),
+        lambda: agl.LightningStoreClient("http://127.0.0.1:1", "k", retry_delays=(1, 2)),
+        lambda: agl.TracerTraceToTriplet(repair_hierarchy=False),
+        lambda: agl.Trainer(strategy="shm"),
+        lambda: agl.Trainer(llm_proxy=object()),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused_by_name(make: Any) -> None:
+    with pytest.raises(
+        (TypeError, UserError),
+        match=r"instrument_managed|heartbeat_launch_mode|thread_safe|retry_delays|repair_hierarchy|strategy|llm_proxy",
+    ):
+        make()

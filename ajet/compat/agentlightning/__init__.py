@@ -134,7 +134,7 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def setup_logging(level: str | int = "INFO", *, propagate: bool = False, **_: object) -> None:
+def setup_logging(level: str | int = "INFO", *, propagate: bool = False) -> None:
     """Show this program's log on standard error."""
     logger = logging.getLogger("ajet")
     logger.setLevel(level)

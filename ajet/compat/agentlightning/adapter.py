@@ -31,8 +31,7 @@ class TraceAdapter(Generic[T]):
 class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
     """Prompt, response and reward of each model call, of the agents whose name matches `agent_match`."""
 
-    def __init__(self, *, agent_match: str | None = None, reward_match: str = FIRST_OCCURRENCE, **_: Any) -> None:
-        """The library's other options say which spans tell of model calls; all that do are read."""
+    def __init__(self, *, agent_match: str | None = None, reward_match: str = FIRST_OCCURRENCE) -> None:
         if str(reward_match).lower().rpartition(".")[2] != FIRST_OCCURRENCE:
             raise UserError(f"reward_match={reward_match!r}: rewards are matched by {FIRST_OCCURRENCE!r} alone")
         self._agent = agent_match

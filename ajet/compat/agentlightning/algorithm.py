@@ -22,9 +22,6 @@ GIVEN_OTHERWISE = ("backbone", "task_reader.", "rollout.engine")
 class Baseline:
     """Each task once, and nothing is tuned. What a trainer without an algorithm does."""
 
-    def __init__(self, **_: Any) -> None:
-        pass
-
 
 class VERL:
     """Train the weights. `config` holds verl's keys; `backbone`: `verl`, `local` or `trinity` (default: `verl` if it is
@@ -60,9 +57,10 @@ class APO(Generic[T]):
         beam_width: int = 4,
         branch_factor: int = 4,
         beam_rounds: int = 3,
-        **_: Any,
+        _poml_trace: bool = False,
     ) -> None:
-        """One model criticises and edits: `apply_edit_model` has to be the same, or is left out."""
+        """One model criticises and edits: `apply_edit_model` has to be the same, or is left out. `_poml_trace` switched
+        on what the library kept of its own prompts; here they are always kept, in the run's history."""
         if apply_edit_model not in (None, gradient_model):
             raise ConfigError(
                 f"APO: gradient_model={gradient_model!r}, apply_edit_model={apply_edit_model!r}: one model does both\n"

@@ -44,7 +44,6 @@ class LitAgentRunner(Generic[T]):
         max_rollouts: int | None = None,
         poll_interval: float = 5.0,
         heartbeat_interval: float = 10.0,
-        **_: Any,
     ) -> None:
         """`poll_interval`: the longest wait of one claim, after which `event` is looked at."""
         self.tracer = tracer or Tracer()

@@ -281,7 +281,7 @@ class LightningStore:
 class InMemoryLightningStore(LightningStore):
     """A store in this process's memory."""
 
-    def __init__(self, **_: Any) -> None:
+    def __init__(self) -> None:
         super().__init__(memory_store())
 
 
@@ -292,7 +292,7 @@ LightningStoreThreaded = LightningStore
 class LightningStoreServer(LightningStore):
     """Serves a store. `key` opens it for everything, and has to reach its clients."""
 
-    def __init__(self, store: LightningStore, host: str | None = None, port: int = 4747, **_: Any) -> None:
+    def __init__(self, store: LightningStore, host: str | None = None, port: int = 4747) -> None:
         super().__init__(store.ours)
         self._served = store
         self._host, self._port = host or "127.0.0.1", port
@@ -326,7 +326,7 @@ class LightningStoreServer(LightningStore):
 class LightningStoreClient(LightningStore):
     """A store behind a URL. Its key: `api_key`, or the variable AJET_STORE_KEY."""
 
-    def __init__(self, address: str, api_key: str | None = None, **_: Any) -> None:
+    def __init__(self, address: str, api_key: str | None = None) -> None:
         super().__init__(StoreClient(address, api_key or os.environ.get(KEY_VARIABLE, "")))
 
 

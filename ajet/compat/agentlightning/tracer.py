@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from ajet.observe.tracing import (
     record_spans,
@@ -13,10 +12,9 @@ from ajet.schema.span import Span
 
 
 class Tracer:
-    """Records what is emitted within `trace_context`."""
+    """Records what is emitted within `trace_context`. It has no options: there is nothing to instrument."""
 
-    def __init__(self, **_: Any) -> None:
-        """Options of the library's tracers choose what they instrument; there is nothing to instrument here."""
+    def __init__(self) -> None:
         self._spans: list[Span] = []
 
     @contextmanager

@@ -44,11 +44,12 @@ class Trainer:
         config: Mapping[str, Any] | None = None,
         **parts: Any,
     ) -> None:
-        """`config`: further keys of ours. `parts`: the library's other parts (`adapter`, `runner`, `strategy`, `port`,
-        `llm_proxy`, `daemon`), which have nothing to do here."""
-        unknown = parts.keys() - {"adapter", "runner", "strategy", "port", "llm_proxy", "daemon", "triplet_exporter"}
-        if unknown:
-            raise UserError(f"Trainer takes no {', '.join(sorted(unknown))}")
+        """`config`: further keys of ours. `adapter`: accepted, and not used: training reads the recorded calls."""
+        if unknown := parts.keys() - {"adapter"}:
+            raise UserError(
+                f"Trainer takes no {', '.join(sorted(unknown))}: there are no parts of that kind here; see "
+                "docs/from_agent_lightning.md, or `config` for keys of ours"
+            )
         self.algorithm = Baseline() if algorithm is None or dev else algorithm
         self.n_runners = n_runners or n_workers or 1
         self.initial_resources = dict(initial_resources or {})
