@@ -89,7 +89,7 @@ async def _serve(arguments: Namespace) -> int:
 
     tls = tls_context(arguments.tls_cert, arguments.tls_key, "--tls-cert and --tls-key") if arguments.tls_cert else None
     async with DatabaseStore(_database(arguments), _retention(arguments)) as store:
-        server = StoreServer(store, tls=tls)
+        server, stop = StoreServer(store, tls=tls), interruption()  # from here on a signal ends it in order
         await server.start(arguments.host, arguments.port)
         try:
             _tell_keys(await store.tables(_first_keys))
@@ -99,7 +99,7 @@ async def _serve(arguments: Namespace) -> int:
             print(
                 f"{'PostgreSQL' if arguments.postgres else arguments.path} at {server.url} (Ctrl-C to stop)", flush=True
             )
-            await interruption().wait()
+            await stop.wait()
         finally:
             await server.aclose()
     return 0
