@@ -54,8 +54,9 @@ async def _serve(arguments: Namespace) -> int:
         await model.engine.ready()
         gc.collect()
         gc.freeze()  # what is loaded by now stays: going through it again and again would hold up all answers
+        stop = interruption()  # before it is said: whoever reads the line may send the signal
         print(f"{arguments.target} at {gateway.base_url} (Ctrl-C to stop)", flush=True)
-        await interruption().wait()
+        await stop.wait()
     finally:
         await gateway.aclose()
         await model.engine.aclose()
