@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +61,26 @@ def test_an_audit_names_what_is_affected_and_what_fixes_it() -> None:
     def handle(_path: str, body: dict[str, Any], _key: str) -> Any:
         names = [query["package"]["name"] for query in body["queries"]]
         assert "torch" in names and all(query["version"] for query in body["queries"])
+        assert {canonicalize_name(package.name) for package in distributions()} - {"agentjet"} <= set(names)
         return 200, {}, {"results": [{"vulns": [{"id": "X-1"}]} if name in affected else {} for name in names]}
 
     def advisory(_path: str) -> Any:
-        events = [{"introduced": "0"}, {"fixed": affected["httpx"]}]
+        events = [{"introduced": "0"}, {"fixed": affected["httpx"]}, {"introduced": "1"}, {"fixed": "2026-09-12"}]
         ranges = [{"type": "GIT", "events": [{"fixed": "abcdef"}]}, {"type": "ECOSYSTEM", "events": events}]
-        package = {"name": "httpx", "ecosystem": "PyPI"}
-        return {"id": "X-1", "summary": "Reads too much.", "affected": [{"package": package, "ranges": ranges}]}
+        elsewhere = {
+            "package": {"name": "httpx", "ecosystem": "npm"},
+            "ranges": [{**ranges[1], "events": [{"fixed": "9"}]}],
+        }
+        here = {"package": {"name": "HTTPX", "ecosystem": "PyPI"}, "ranges": ranges}
+        return {"id": "X-1", "summary": "Reads too much.", "affected": [{"ranges": ranges[:1]}, elsewhere, here]}
 
     server = Server(handle, get=advisory)
     try:
         done = audit(server.url.removesuffix("/v1"))
         assert done.returncode == 1, done.stderr
-        assert re.search(r"^httpx [0-9.]+: X-1, fixed in 0\.28\.9: Reads too much\.$", done.stdout, re.MULTILINE)
+        assert re.search(
+            r"^httpx [0-9.]+: X-1, fixed in 0\.28\.9, 2026-09-12: Reads too much\.$", done.stdout, re.MULTILINE
+        )
         affected.clear()
         done = audit(server.url.removesuffix("/v1"))
         assert done.returncode == 0 and "no advisories" in done.stdout
@@ -89,5 +97,24 @@ def test_an_audit_that_reads_no_advisories_says_that_nothing_was_checked(answer:
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert done.stderr.startswith(f"error: the advisories at {url} can't be read (")
         assert "nothing was checked" in done.stderr
+    finally:
+        server.http.shutdown()
+
+
+def test_an_audit_reads_every_page() -> None:
+    def handle(_path: str, body: dict[str, Any], _key: str) -> Any:
+        def result(query: dict[str, Any]) -> dict[str, Any]:
+            if query["package"]["name"] != "httpx":
+                return {}
+            if "page_token" not in query:
+                return {"vulns": [{"id": "X-1"}], "next_page_token": "more"}
+            return {"vulns": [{"id": "X-2"}]}
+
+        return 200, {}, {"results": [result(query) for query in body["queries"]]}
+
+    server = Server(handle, get=lambda path: {"id": path.rpartition("/")[2], "affected": []})
+    try:
+        done = audit(server.url.removesuffix("/v1"))
+        assert re.findall("^httpx .*(X-.), fixed in no version yet", done.stdout, re.MULTILINE) == ["X-1", "X-2"]
     finally:
         server.http.shutdown()

@@ -215,8 +215,8 @@ def test_doctor_takes_versions_from_the_package_itself(monkeypatch: pytest.Monke
 
 
 def test_local_versions_of_torch_are_in_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert version_range(requirement("torch")) == ">=2.10"
-    assert requirement("torch").specifier.contains("2.10.0+cpu")
+    assert version_range(requirement("torch")) == ">=2.11"
+    assert requirement("torch").specifier.contains("2.11.0+cpu")
     assert installed("surely-not-installed") is None
     assert installed("pytest") == metadata.version("pytest")
 
