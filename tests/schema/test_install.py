@@ -42,7 +42,8 @@ def test_from_the_wheel_or_else_the_packages_themselves(tmp_path: Path, monkeypa
 def test_nothing_sends_anybody_to_our_name_on_an_index() -> None:
     """It belongs to somebody else."""
     root = SOURCES.parent
-    folders = [SOURCES, root / "docs", root / "benchmarks", root / "tutorial", root / "configs"]
+    names = ("docs", "benchmarks", "tutorial", "configs", "constraints")
+    folders = [SOURCES, *(root / name for name in names)]
     files = [
         file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".md", ".yaml", ".toml")
     ]
