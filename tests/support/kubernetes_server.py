@@ -79,6 +79,10 @@ class Pod:
         os.close(tell)
         with open(told) as file:
             self.inside = json.loads(await asyncio.to_thread(file.read))["child-pid"]
+        # bubblewrap tells the process before it has made its mounts: until the pod's own program runs, nobody may enter
+        with contextlib.suppress(OSError):  # it has ended already
+            while os.path.basename(os.readlink(f"/proc/{self.inside}/exe")) in ("bwrap", "setpriv"):
+                await asyncio.sleep(0.005)
         self.status["phase"] = "Running"
         try:
             async with asyncio.timeout(self.manifest["spec"]["activeDeadlineSeconds"]):
