@@ -177,9 +177,13 @@ DATA_RULES = (
     ),
     ContradictionRule(
         ("helper.base_url", "helper.api_key"),
-        lambda a: a.helper.model is None and (a.helper.base_url is not None or a.helper.api_key is not None),
+        lambda a: (
+            a.helper.model is None
+            and a.helper.embedding_model is None
+            and (a.helper.base_url is not None or a.helper.api_key is not None)
+        ),
         "helper has an endpoint but no model, so it would never be used",
-        "set helper.model to the model's name at that endpoint",
+        "set helper.model (or helper.embedding_model) to the model's name at that endpoint",
     ),
     ContradictionRule(
         ("helper.max_cost", "helper.price_per_million"),

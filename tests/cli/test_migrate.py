@@ -214,6 +214,28 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "keys"),
+    [
+        ("trl.yaml", "model_name_or_path: m\nper_device_train_batch_size: abc\nbeta: '0.1'\nnum_train_epochs: [1]",
+         {"per_device_train_batch_size", "beta", "num_train_epochs"}),
+        ("verl.yaml", "actor_rollout_ref: {actor: {ppo_mini_batch_size: 0}}\ndata: {train_batch_size: 8, train_files: 3}",  # noqa: E501
+         {"actor_rollout_ref.actor.ppo_mini_batch_size", "data.train_files"}),
+        ("rl.toml", '[orchestrator]\nbatch_size = "x"\n[orchestrator.train]\nsource = 3\n',
+         {"orchestrator.batch_size", "orchestrator.train.source"}),
+    ],
+)  # fmt: skip
+def test_a_value_of_the_wrong_kind_is_not_carried_over(tmp_path: Path, name: str, text: str, keys: set[str]) -> None:
+    _, lines = migrated(tmp_path, text, name)
+    assert {key for key, (what, why) in lines.items() if what == "unknown" and "not a value that" in why} == keys
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "grpo.yaml").write_text(TRL)
+    assert main(["migrate", str(tmp_path / "grpo.yaml"), "--out", str(tmp_path / "no/such/o.yaml")]) == 2
+    assert "No such file or directory: name a file in a folder that is there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("name", "text", "says"),
     [
         ("x.yaml", "a: 1", "whose configuration this is can't be told: AgentJet, verl, prime-rl, TRL are known"),

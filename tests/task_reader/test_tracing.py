@@ -188,7 +188,8 @@ def test_near_duplicates_are_found_by_the_embedding_model(tmp_path: Path) -> Non
     try:
         for _ in range(2):
             reader = configured(tmp_path, path, validation_share=0.0, filters=[{"type": "deduplication"}])
-            reader.config.ajet.helper.embedding_model, reader.config.ajet.helper.base_url = "vectors", server.url
+            helper_keys = {"helper.embedding_model": "vectors", "helper.base_url": server.url}
+            reader.config.ajet.helper = make_config(helper_keys).ajet.helper  # no chat model is needed for it
             kept = [task.main_query for task in reader.get_training_tasks()]
             assert kept == [questions[0], *questions[2:]] and sorted(asked) == sorted(questions)
     finally:

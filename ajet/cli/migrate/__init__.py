@@ -50,7 +50,12 @@ def run(argv: Sequence[str]) -> int:
     if arguments.out is None:
         print(text, end="")
     else:
-        arguments.out.write_text(text, encoding="utf-8")
+        try:
+            arguments.out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"--out {arguments.out}: {error.strerror}: name a file in a folder that is there"
+            ) from None
     print("\n".join(report(migration, arguments.file, arguments.out)), file=sys.stderr)
     return 0
 
@@ -143,7 +148,8 @@ def report(migration: Migration, file: Path, out: Path | None) -> list[str]:
         said.append(
             f"still yours to write: {' and '.join(f'ajet.{name}' for name in needs)}, and where the reward comes from"
         )
-    said.append(f"next: ajet validate {out or 'the file'}")
+    if out is not None:
+        said.append(f"next: ajet validate {out}")
     return said
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from ajet.config.old_keys import Dropped
+from ajet.config.root import AjetConfig
 from ajet.observe.metrics import flatten
 
 Tree = dict[str, Any]
@@ -86,8 +87,12 @@ class Migration:
     def _fit(self) -> None:
         """Others say one or two of the three lengths; the third must suit them."""
         whole, prompt, response = "rollout.max_model_len", "data.max_prompt_length", "data.max_response_length"
-        room, parts = self.keys.get(whole), [self.keys.get(prompt, 3000), self.keys.get(response, 15000)]
-        if sum(parts) <= (room or 18000):
+        usual = AjetConfig()
+        asked, answered = usual.data.max_prompt_length, usual.data.max_response_length
+        room, parts = self.keys.get(whole), [self.keys.get(prompt, asked), self.keys.get(response, answered)]
+        if not all(isinstance(each, int) for each in (room or 0, *parts)):
+            return  # the file's own mistake, which `ajet validate` names
+        if sum(parts) <= (room or usual.rollout.max_model_len):
             return
         if room is None:
             self._add(whole, sum(parts), "prompt and response must fit")
@@ -122,6 +127,8 @@ class Migration:
             found = rule.convert(value, given)
         except NotOurs as error:
             return Line("dropped", key, value, why=str(error))
+        except (TypeError, ValueError, AttributeError, ArithmeticError):
+            return Line("unknown", key, value, why=f"not a value that {self.system.title} has here")
         new = found if isinstance(found, Mapping) else {rule.key: found}
         self.keys |= new
         said = ", ".join(f"{name}: {_yaml(one)}" for name, one in new.items())
