@@ -1,7 +1,7 @@
 """`ajet agentops`: receive the spans of programs that are instrumented with AgentOps, or with OpenTelemetry.
 
-They go to a file, from which `task_reader.type: tracing` makes tasks, or to a rollout store. Inside an episode there is
-no need for it: the gateway takes spans itself.
+They go to a file, from which `task_reader.type: tracing` makes tasks. There is no need for it inside an episode, or
+beside a rollout store: the gateway and `ajet store` take spans themselves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import uuid
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from ajet.schema.span import Span
 
 KEY_VARIABLE = "AJET_AGENTOPS_KEY"
-STORE_KEY_VARIABLE = "AJET_STORE_KEY"
 DEFAULT_PORT = 4318
 
 
@@ -36,9 +34,7 @@ class FileError(UserError):
 def run(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C."""
     parser = CommandParser("ajet agentops", description=__doc__)
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("--out", type=Path, default=Path("spans.jsonl"), metavar="FILE", help="(default: spans.jsonl)")
-    place.add_argument("--store", metavar="URL", help=f"a rollout store; its writer's key in {STORE_KEY_VARIABLE}")
+    parser.add_argument("--out", type=Path, default=Path("spans.jsonl"), metavar="FILE", help="(default: spans.jsonl)")
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"0: any free one (default: {DEFAULT_PORT})")
     return asyncio.run(_serve(parser.parse_args(argv)))
@@ -49,18 +45,18 @@ async def _serve(arguments: Namespace) -> int:
 
     key = os.environ.get(KEY_VARIABLE) or str(uuid.uuid4())  # AgentOps expects the form of a UUID
     stop = interruption()
-    async with AsyncExitStack() as stack:
-        sink = await _to_store(arguments.store, stack) if arguments.store else _to_file(arguments.out)
-        collector = SpanCollector(key, sink)
-        await collector.start(arguments.host, arguments.port)
-        stack.push_async_callback(collector.aclose)
-        _tell(collector, key, arguments.store or arguments.out)
+    collector = SpanCollector(key, _to_file(arguments.out))
+    await collector.start(arguments.host, arguments.port)
+    try:
+        _tell(collector, key, arguments.out)
         await stop.wait()
         print(f"{collector.received} spans", flush=True)
+    finally:
+        await collector.aclose()
     return 0
 
 
-def _tell(collector: SpanCollector, key: str, place: str | Path) -> None:
+def _tell(collector: SpanCollector, key: str, place: Path) -> None:
     print(
         f"spans go to {place}; export for the program:\n"
         f"  AGENTOPS_API_KEY={key}\n"
@@ -84,17 +80,5 @@ def _to_file(path: Path) -> Sink:
 
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(to_json(spans, {}, "agentops"), ensure_ascii=False) + "\n")
-
-    return keep
-
-
-async def _to_store(url: str, stack: AsyncExitStack) -> Sink:
-    from ajet.store.client import StoreClient
-
-    store = await stack.enter_async_context(StoreClient(url, os.environ.get(STORE_KEY_VARIABLE, "")))
-    await store.info()
-
-    async def keep(spans: Sequence[Span]) -> None:
-        await store.add_spans(spans)
 
     return keep

@@ -9,10 +9,10 @@ from typing import Any, Literal
 from ajet.gateway import protocol
 from ajet.gateway.chat import CallPiece, ReplyDelta
 from ajet.gateway.openai_chat import MAX_STOPS, unreadable_call
-from ajet.gateway.protocol import BadField, Caller, Event, ReplyStream, kind, read_model, refuse_unsupported
+from ajet.gateway.protocol import BadField, Caller, Event, ReplyStream, read_model, refuse_unsupported
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Sampling, Tool
 from ajet.schema.errors import ModelCallError, UnsupportedContentError
-from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
+from ajet.system.http_messages import Answer, event_stream, json_answer, kind, server_sent_event
 
 # ---------------------------------------------------------------- the request
 

@@ -17,8 +17,8 @@ from ajet.gateway.openai_chat import chat_completions, openai_error_body
 from ajet.gateway.openai_completions import completions
 from ajet.gateway.openai_responses import responses
 from ajet.gateway.protocol import MODEL_PREFIX, BadField, Caller, KeyScopeError, json_body, read_model
-from ajet.gateway.traces import PATH as TRACES_PATH
 from ajet.gateway.traces import traces
+from ajet.observe.otlp import PATH as TRACES_PATH
 from ajet.schema.chat import DEFAULT_AGENT, bare_call_id
 from ajet.schema.errors import EngineError, InvalidRequestError, ModelCallError, RewardError
 from ajet.schema.task import finite_reward

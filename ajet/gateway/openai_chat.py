@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple, cast
 
 from ajet.gateway import protocol
 from ajet.gateway.chat import CallPiece, EpisodeSession, ReplyDelta
-from ajet.gateway.protocol import BadField, Caller, Event, ReplyStream, kind, read_model, refuse_unsupported
+from ajet.gateway.protocol import BadField, Caller, Event, ReplyStream, read_model, refuse_unsupported
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Completion, Message, Sampling, Tool
 from ajet.schema.errors import InvalidRequestError, ModelCallError
-from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
+from ajet.system.http_messages import Answer, event_stream, json_answer, kind, server_sent_event
 
 _WORDS = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
 

@@ -11,18 +11,19 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import msgspec
-
 from ajet.gateway.chat import EpisodeSession, ReplyDelta
 from ajet.schema.chat import DEFAULT_AGENT, ChatReply, ChatRequest
 from ajet.schema.errors import InvalidRequestError, ModelCallError
-from ajet.system.http_messages import INTERNAL_ERROR, InvalidKeyError, narrow
+from ajet.system.http_messages import (
+    INTERNAL_ERROR,
+    InvalidBodyError,
+    InvalidKeyError,
+    json_object,
+    kind,
+    narrow,
+)
 
 log = logging.getLogger(__name__)
-
-MAX_DEPTH = 64
-"""Nesting of a request. No chat is deeper, and templates and encoders recurse."""
-_NO_BRACKETS = bytes(set(range(256)) - set(b'{}[]"'))
 
 
 class BadField(InvalidRequestError):
@@ -35,41 +36,10 @@ class BadField(InvalidRequestError):
 
 def json_body(body: bytes, most_nodes: int) -> dict[str, Any]:
     """The request's JSON object, which may hold so many objects and arrays."""
-    deep = body.count(b"{") + body.count(b"[") > MAX_DEPTH and _too_deep(body, most_nodes)
     try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadField("body", f"the body is not JSON: {error}") from None
-    except RecursionError:
-        deep = True
-    if deep:
-        raise BadField("body", f"the body is nested deeper than {MAX_DEPTH} levels")
-    if not isinstance(value, dict):
-        raise BadField("body", f"the body must be a JSON object, not {kind(value)}")
-    return value
-
-
-def _too_deep(body: bytes, most_nodes: int) -> bool:
-    """Whether JSON is nested too deeply. Looks at the brackets alone, which is faster than decoding it. Raises BadField
-    if there are too many of them."""
-    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    brackets = unescaped.translate(None, _NO_BRACKETS).replace(b'""', b"")  # what is left of strings without any
-    brackets = b"".join(brackets.split(b'"')[::2])  # those outside of strings
-    if brackets.count(b"{") + brackets.count(b"[") > most_nodes:
-        raise BadField("body", f"the body holds more than {most_nodes} objects and arrays")
-    for _ in range(MAX_DEPTH):
-        if not brackets:
-            return False
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")  # at least the innermost level
-    return bool(brackets)
-
-
-def kind(value: Any) -> str:
-    """A value's type in JSON's terms."""
-    if value is None:
-        return "null"
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-    return names.get(type(value), type(value).__name__)
+        return json_object(body, most_nodes)
+    except InvalidBodyError as error:
+        raise BadField("body", str(error)) from None
 
 
 def number(body: dict[str, Any], key: str, default: float, low: float, high: float) -> float:

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from ajet.gateway import protocol
 from ajet.gateway.openai_chat import read_sampling, read_tool_choice
-from ajet.gateway.protocol import NO_EFFECT, REFUSED, UNSET, BadField, Caller, kind, read_model, refuse_unsupported
+from ajet.gateway.protocol import NO_EFFECT, REFUSED, UNSET, BadField, Caller, read_model, refuse_unsupported
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import UnsupportedContentError
+from ajet.system.http_messages import kind
 
 LEFT_OUT = ("web_search", "web_search_preview", "tool_search")
 

@@ -1,115 +1,37 @@
 """`POST /v1/traces`: OpenTelemetry spans of an episode, as OTLP protobuf or JSON.
 
-Sizes are checked first; reading happens off the service loop. Rewards in spans count only with the control key.
+Rewards in spans count only with the control key.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from ajet.gateway.protocol import BadField, Caller, json_body
-from ajet.observe import otlp
+from ajet.gateway.protocol import Caller
+from ajet.observe.otlp import MAX_BYTES, MAX_SPANS, PATH, Rejected, receive
 from ajet.observe.tracing import by_our_clock
-from ajet.schema.errors import MissingDependencyError
 from ajet.schema.span import Span
 from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, InvalidKeyError, json_answer, presented_key
 from ajet.system.http_server import HttpServer
 
-PATH = "/v1/traces"
-MAX_BYTES = 4 * 1024 * 1024
-"""The limit of one decompressed request. An exporter's batch of 512 spans fits."""
-MAX_NODES = 100_000
-"""Objects and arrays of one request, or messages within it. An exporter's batch with 90 attributes a span fits."""
-PROTOBUF = "application/x-protobuf"
-JSON = "application/json"
-INVALID_ARGUMENT = 3
-"""A status code of gRPC."""
-
-
-class Export(NamedTuple):
-    """The spans of one request."""
-
-    spans: Sequence[Span]
-    refused: int
-    """Further spans, for which the episode has no room."""
-
 
 async def traces(body: bytes, content_type: str, caller: Caller) -> Answer:
     """Keep the spans with the episode."""
-    caller.session.check_open()
-    kind = kind_of(content_type)
-    if kind not in (PROTOBUF, JSON):
-        return refused(JSON, 415, f"content-type must be {PROTOBUF} or {JSON}, not {kind!r:.80}")
-    if len(body) > MAX_BYTES:
-        return refused(kind, 413, f"the body is larger than {MAX_BYTES} bytes: export smaller batches")
-    try:
-        read = await asyncio.to_thread(read_export, body, kind, caller.session.spans.room)
-    except otlp.OtlpError as error:
-        return refused(kind, 400, str(error))
-    except MissingDependencyError as error:
-        return refused(kind, 415, str(error))
-    caller.session.check_open()
-    caller.session.spans.leave_out(read.refused)
-    caller.session.add_spans(by_our_clock(read.spans, time.time()), rewards_count=caller.control)
-    return accepted(kind, read.refused)
+    session = caller.session
+    session.check_open()
 
+    async def keep(spans: Sequence[Span], left_out: int) -> Rejected:
+        session.check_open()
+        session.spans.leave_out(left_out)
+        session.add_spans(by_our_clock(spans, time.time()), rewards_count=caller.control)
+        return Rejected(left_out, "the episode keeps no more spans")
 
-def kind_of(content_type: str) -> str:
-    """The media type without its parameters; `JSON` if none is given."""
-    return content_type.partition(";")[0].strip().lower() or JSON
-
-
-def read_export(body: bytes, content_type: str, room: int) -> Export:
-    """At most `room` spans of a request's body. Raises OtlpError, MissingDependencyError."""
-    kind = kind_of(content_type)
-    if kind not in (PROTOBUF, JSON):
-        raise otlp.OtlpError(f"content-type must be {PROTOBUF} or {JSON}, not {kind!r:.80}")
-    if kind == PROTOBUF:
-        message = otlp.parse_protobuf(body, MAX_NODES)
-        spans, count = otlp.read_protobuf(message, room), otlp.count_protobuf(message)
-    else:
-        try:
-            document = json_body(body, MAX_NODES)
-        except BadField as error:
-            raise otlp.OtlpError(str(error)) from None
-        count = otlp.count_json(document)
-        spans = otlp.read_json(document, room)
-    return Export(spans, count - len(spans))
-
-
-def accepted(content_type: str, left_out: int) -> Answer:
-    """Acknowledge an export, and say how many of its spans were left out."""
-    kind = kind_of(content_type)
-    why = "the episode keeps no more spans"
-    if kind == JSON:
-        partial = {"partialSuccess": {"rejectedSpans": str(left_out), "errorMessage": why}}
-        return json_answer(partial if left_out else {})
-    answer = b""
-    if left_out:
-        service = import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
-        partial = service.ExportTracePartialSuccess(rejected_spans=left_out, error_message=why)
-        answer = service.ExportTraceServiceResponse(partial_success=partial).SerializeToString()
-    return Answer(200, answer, {"content-type": PROTOBUF})
-
-
-def refused(content_type: str, status: int, message: str) -> Answer:
-    """Refuse an export with gRPC's `Status`, as OTLP asks for."""
-    kind = JSON if kind_of(content_type) != PROTOBUF else PROTOBUF
-    if kind == JSON:
-        return json_answer({"code": INVALID_ARGUMENT, "message": message}, status)
-    text = message.encode()[:1000]
-    return Answer(status, b"\x08\x03\x12" + _varint(len(text)) + text, {"content-type": PROTOBUF})
-
-
-def _varint(number: int) -> bytes:
-    return bytes([number]) if number < 128 else bytes([number % 128 + 128, number // 128])
+    return await receive(body, content_type, session.spans.room, keep)
 
 
 TOKEN_PATH = "/v3/auth/token"
@@ -117,8 +39,6 @@ TOKEN_PATH = "/v3/auth/token"
 LOGS_PATH = "/v4/logs/upload/"
 """Where it sends the program's output, which is accepted and dropped."""
 HEALTH_PATH = "/healthz"
-MAX_SPANS = 100_000
-"""The limit of one request: higher than the number of spans that fit into `MAX_BYTES`."""
 Sink = Callable[[Sequence[Span]], Awaitable[None]]
 """Keeps spans. Raises a UserError if it can't."""
 
@@ -168,15 +88,12 @@ class SpanCollector:
         if request.path == LOGS_PATH:
             return json_answer({"id": "", "url": ""})
         kind = request.headers.get(b"content-type", b"").decode("latin-1")
-        try:
-            read = await asyncio.to_thread(read_export, request.body, kind, MAX_SPANS)
-        except otlp.OtlpError as error:
-            return refused(kind, 400, str(error))
-        except MissingDependencyError as error:
-            return refused(kind, 415, str(error))
-        await self._sink(read.spans)
-        self.received += len(read.spans)
-        return accepted(kind, read.refused)
+        return await receive(request.body, kind, MAX_SPANS, self._keep)
+
+    async def _keep(self, spans: Sequence[Span], left_out: int) -> Rejected:
+        await self._sink(spans)
+        self.received += len(spans)
+        return Rejected(left_out, f"a request holds {MAX_SPANS} spans at most")
 
     def _token(self, body: bytes) -> Answer:
         try:

@@ -1,13 +1,14 @@
-"""OpenTelemetry's protocol, OTLP: spans from JSON and protobuf, and spans as JSON.
+"""OpenTelemetry's protocol, OTLP: spans from JSON and protobuf, spans as JSON, and the answer to `POST /v1/traces`.
 
 Input is untrusted: it is validated, and nothing in it is executed. protobuf needs the extra `otel`, JSON needs nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -16,7 +17,19 @@ from ajet.observe.tracing import attributes as names
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
 from ajet.schema.span import Span, SpanStatus
+from ajet.system.http_messages import Answer, InvalidBodyError, json_answer, json_object
 
+PATH = "/v1/traces"
+MAX_BYTES = 4 * 1024 * 1024
+"""The limit of one decompressed request. An exporter's batch of 512 spans fits."""
+MAX_NODES = 100_000
+"""Objects and arrays of one request, or messages within it. An exporter's batch with 90 attributes a span fits."""
+MAX_SPANS = 100_000
+"""Higher than the number of spans that fit into `MAX_BYTES`."""
+PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
+INVALID_ARGUMENT = 3
+"""A status code of gRPC."""
 MAX_DEPTH = 50
 """The maximum nesting of an attribute's value."""
 _HEX = re.compile(r"[0-9a-fA-F]{1,64}\Z")
@@ -343,3 +356,83 @@ def _json_value(value: Any) -> dict[str, Any]:
     if isinstance(value, list | tuple):
         return {"arrayValue": {"values": [_json_value(each) for each in value if each is not None]}}
     return {"stringValue": str(value)}
+
+
+# ---------------------------------------------------------------- POST /v1/traces
+
+
+class Export(NamedTuple):
+    """The spans of one request."""
+
+    spans: Sequence[Span]
+    left_out: int
+    """Further spans, for which there is no room."""
+
+
+class Rejected(NamedTuple):
+    """How many spans of a request were not kept, and why."""
+
+    spans: int
+    why: str
+
+
+async def receive(
+    body: bytes, content_type: str, room: int, keep: Callable[[Sequence[Span], int], Awaitable[Rejected]]
+) -> Answer:
+    """Read at most `room` spans off the event loop, and give them to `keep`, with the number of those left out."""
+    kind = kind_of(content_type)
+    if kind not in (PROTOBUF, JSON):
+        return refused(JSON, 415, f"content-type must be {PROTOBUF} or {JSON}, not {kind!r:.80}")
+    if len(body) > MAX_BYTES:
+        return refused(kind, 413, f"the body is larger than {MAX_BYTES} bytes: export smaller batches")
+    try:
+        read = await asyncio.to_thread(read_export, body, kind, room)
+    except OtlpError as error:
+        return refused(kind, 400, str(error))
+    except MissingDependencyError as error:
+        return refused(kind, 415, str(error))
+    return _accepted(kind, await keep(read.spans, read.left_out))
+
+
+def kind_of(content_type: str) -> str:
+    """The media type without its parameters; `JSON` if none is given."""
+    return content_type.partition(";")[0].strip().lower() or JSON
+
+
+def read_export(body: bytes, kind: str, room: int) -> Export:
+    """At most `room` spans of a request's body. Raises OtlpError, MissingDependencyError."""
+    if kind == PROTOBUF:
+        message = parse_protobuf(body, MAX_NODES)
+        spans, count = read_protobuf(message, room), count_protobuf(message)
+    else:
+        try:
+            document = json_object(body, MAX_NODES)
+        except InvalidBodyError as error:
+            raise OtlpError(str(error)) from None
+        count = count_json(document)
+        spans = read_json(document, room)
+    return Export(spans, count - len(spans))
+
+
+def _accepted(kind: str, rejected: Rejected) -> Answer:
+    if kind == JSON:
+        partial = {"partialSuccess": {"rejectedSpans": str(rejected.spans), "errorMessage": rejected.why}}
+        return json_answer(partial if rejected.spans else {})
+    answer = b""
+    if rejected.spans:
+        service = import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+        partial = service.ExportTracePartialSuccess(rejected_spans=rejected.spans, error_message=rejected.why)
+        answer = service.ExportTraceServiceResponse(partial_success=partial).SerializeToString()
+    return Answer(200, answer, {"content-type": PROTOBUF})
+
+
+def refused(content_type: str, status: int, message: str) -> Answer:
+    """Refuse an export with gRPC's `Status`, as OTLP asks for."""
+    if kind_of(content_type) != PROTOBUF:
+        return json_answer({"code": INVALID_ARGUMENT, "message": message}, status)
+    text = message.encode()[:1000]
+    return Answer(status, b"\x08\x03\x12" + _varint(len(text)) + text, {"content-type": PROTOBUF})
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number % 128 + 128, number // 128])

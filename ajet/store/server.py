@@ -1,4 +1,4 @@
-"""`StoreServer`: a store over HTTP, and `AccessKeys`, who may ask it for what.
+"""`StoreServer`: a store over HTTP, which takes OTLP, too, and `AccessKeys`, who may ask it for what.
 
 `await start(host, port)`, then `url`; `await aclose()` at the end. The caller opens and closes the store. Keys are kept
 in the store's own tables: `issue`, `accept`, `rotate` and `revoke` change them.
@@ -13,7 +13,7 @@ import secrets
 import sqlite3
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,17 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from ajet.observe import otlp
+from ajet.observe.tracing import by_our_clock
 from ajet.schema import __version__
+from ajet.schema.span import Span
 from ajet.store.context import StoreCaller
 from ajet.store.database_store import DatabaseStore
 from ajet.store.records import ProtocolInfo
 from ajet.store.requests import (
     OPERATIONS,
     PROTOCOL,
+    AddSpans,
     KeyRefusedError,
     NotAllowedError,
     ProtocolMismatchError,
@@ -40,7 +44,7 @@ from ajet.store.requests import (
 from ajet.store.rows import VERSIONS, Row
 from ajet.store.sqlite import SqliteConnection
 from ajet.store.tables import Tables
-from ajet.store.wire import PATH_PREFIX, PROTOCOL_HEADER, document
+from ajet.store.wire import PATH_PREFIX, PROTOCOL_HEADER, checked_copy, document
 from ajet.system.http_messages import (
     PREFIX,
     Answer,
@@ -211,6 +215,8 @@ _ROUTES = {
     PATH_PREFIX + operation.path: _Route(operation, msgspec.json.Decoder(operation.request).decode)
     for operation in OPERATIONS
 }
+_ROUTES[otlp.PATH] = _ROUTES[PATH_PREFIX + "spans/add"]
+"""Who may add spans may do so as OTLP."""
 
 
 class _Admitted(NamedTuple):
@@ -312,6 +318,8 @@ class StoreServer:
             return await self._extend(extension, caller, request)
         if route is None:
             return self._get(request.path, caller)
+        if request.path == otlp.PATH:
+            return await self._export(caller, request)
         try:
             asked = route.decode(request.body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -320,6 +328,32 @@ class StoreServer:
             return json_answer(await self._store.carry_out(asked, caller), headers=_HEADERS)
         except StoreError as error:
             return _refusal(error)
+
+    async def _export(self, caller: StoreCaller, request: HttpRequest) -> Answer:
+        """Keep spans that come as OTLP. Their resource names the rollout and the attempt."""
+
+        async def keep(spans: Sequence[Span], left_out: int) -> otlp.Rejected:
+            ours = by_our_clock(spans, time.time())
+            if await self._add(ours, caller) is None:
+                return otlp.Rejected(left_out, "")
+            why = [reason for span in ours if (reason := await self._add([span], caller)) is not None]
+            return otlp.Rejected(left_out + len(why), why[0] if why else "")
+
+        try:
+            kind = request.headers.get(b"content-type", b"").decode("latin-1")
+            return await otlp.receive(request.body, kind, otlp.MAX_SPANS, keep)
+        except StoreUnavailableError as error:
+            return _refusal(error)
+
+    async def _add(self, spans: list[Span], caller: StoreCaller) -> str | None:
+        """Add all of these or none. Returns why they are refused."""
+        try:
+            await self._store.carry_out(checked_copy(AddSpans(spans=spans)), caller)
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:
+            return str(error)
+        return None
 
     async def _extend(self, extension: Extension, caller: StoreCaller, request: HttpRequest) -> Answer:
         try:

@@ -229,3 +229,53 @@ def is_loopback(host: str) -> bool:
 def without_port(host: str) -> str:
     """The name or address in a `Host` header."""
     return host[1 : host.index("]")] if host.startswith("[") and "]" in host else host.rsplit(":", 1)[0]
+
+
+# ---------------------------------------------------------------- JSON of bounded size
+
+MAX_DEPTH = 64
+"""Nesting of a JSON body. No chat is deeper, and templates and encoders recurse."""
+_NO_BRACKETS = bytes(set(range(256)) - set(b'{}[]"'))
+
+
+class InvalidBodyError(ValueError):
+    """The body is not a JSON object of a bounded size."""
+
+
+def json_object(body: bytes, most_nodes: int) -> dict[str, Any]:
+    """Decode a JSON object, which may hold so many objects and arrays. Raises InvalidBodyError."""
+    deep = body.count(b"{") + body.count(b"[") > MAX_DEPTH and _too_deep(body, most_nodes)
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidBodyError(f"the body is not JSON: {error}") from None
+    except RecursionError:
+        deep = True
+    if deep:
+        raise InvalidBodyError(f"the body is nested deeper than {MAX_DEPTH} levels")
+    if not isinstance(value, dict):
+        raise InvalidBodyError(f"the body must be a JSON object, not {kind(value)}")
+    return value
+
+
+def _too_deep(body: bytes, most_nodes: int) -> bool:
+    """Whether JSON is nested too deeply. Looks at the brackets alone, which is faster than decoding it. Raises
+    InvalidBodyError if there are too many of them."""
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = unescaped.translate(None, _NO_BRACKETS).replace(b'""', b"")  # what is left of strings without any
+    brackets = b"".join(brackets.split(b'"')[::2])  # those outside of strings
+    if brackets.count(b"{") + brackets.count(b"[") > most_nodes:
+        raise InvalidBodyError(f"the body holds more than {most_nodes} objects and arrays")
+    for _ in range(MAX_DEPTH):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")  # at least the innermost level
+    return bool(brackets)
+
+
+def kind(value: Any) -> str:
+    """A value's type in JSON's terms."""
+    if value is None:
+        return "null"
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), type(value).__name__)

@@ -15,7 +15,8 @@ from ajet.engine.torch.commands import TorchEngineSettings
 from ajet.engine.torch.engine import TorchEngine
 from ajet.gateway.chat.episode_session import LEAST_REQUEST_NODES
 from ajet.gateway.endpoints import LARGE
-from ajet.gateway.protocol import MAX_DEPTH, BadField, json_body
+from ajet.gateway.protocol import BadField, json_body
+from ajet.system.http_messages import MAX_DEPTH
 from support.gateway_parts import place, post
 from support.raw_http import until
 from support.session_parts import CALL, TOOLS, USER, LineEngine, count

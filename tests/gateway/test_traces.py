@@ -15,8 +15,7 @@ import msgspec
 import pytest
 
 from ajet.gateway.protocol import agent_key
-from ajet.gateway.traces import JSON, MAX_BYTES, PROTOBUF, read_export
-from ajet.observe.otlp import OtlpError, to_json
+from ajet.observe.otlp import JSON, MAX_BYTES, PROTOBUF, OtlpError, read_export, to_json
 from ajet.observe.tracing import attributes as names
 from ajet.observe.tracing import get_rewards_from_span
 from ajet.schema.span import Span

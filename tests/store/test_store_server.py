@@ -468,3 +468,56 @@ def test_tls_files_that_are_wrong(tmp_path: Path) -> None:
     with pytest.raises(AddressError, match="not a certificate and its private key"):
         tls_context(key, cert, "--tls-cert")
     assert isinstance(tls_context(cert, key, "x"), ssl.SSLContext)
+
+
+def test_opentelemetrys_exporter_adds_spans_and_each_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables are those of docs/store.md."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    def export(url: str, key: str, ids: dict[str, str], name: str) -> None:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"Authorization=Bearer%20{key}")
+        provider = TracerProvider(resource=Resource.create({f"agentlightning.{key}": ids[key] for key in ids}))
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        tracer = provider.get_tracer("test")
+        with tracer.start_as_current_span(name), tracer.start_as_current_span("inner") as inner:
+            inner.set_attribute("tags", ["a", "b"])
+        provider.shutdown()
+
+    async def run() -> None:
+        async with served() as at, at.client("writer") as writer, at.client("runner") as runner:
+            rollout = await writer.enqueue_one(1)
+            [claimed] = await runner.claim("worker")
+            ids = dict(zip(("rollout_id", "attempt_id"), names(claimed), strict=True))
+            await asyncio.to_thread(export, at.server.url, at.keys["runner"], ids, "outer")
+            spans = (await writer.query_spans(rollout_id=rollout.rollout_id)).items
+            assert sorted(span.name for span in spans) == ["inner", "outer"]
+            assert {(span.rollout_id, span.attempt_id) for span in spans} == {names(claimed)}
+            assert next(span for span in spans if span.name == "inner").attributes == {"tags": ["a", "b"]}
+
+            def described(rollout_id: str, span_id: str) -> dict[str, Any]:
+                values = {**ids, "rollout_id": rollout_id}
+                pairs = [{"key": f"agentlightning.{k}", "value": {"stringValue": v}} for k, v in values.items()]
+                span = {"traceId": "a" * 32, "spanId": span_id * 16, "name": "mine"}
+                return {"resource": {"attributes": pairs}, "scopeSpans": [{"spans": [span]}]}
+
+            body = {"resourceSpans": [described("none", "c"), described(ids["rollout_id"], "d")]}
+            async with httpx.AsyncClient(base_url=at.server.url, trust_env=False) as client:
+
+                async def post(key: str, content: Any) -> httpx.Response:
+                    headers = {"authorization": f"Bearer {key}"}
+                    return await client.post("/v1/traces", content=json.dumps(content), headers=headers)
+
+                answer = (await post(at.keys["runner"], body)).json()["partialSuccess"]
+                assert (answer["rejectedSpans"], "none" in answer["errorMessage"]) == ("1", True)
+                assert (await post(at.keys["reader"], body)).status_code == 403
+                assert (await post("x" * 40, body)).status_code == 401
+                assert (await post(at.keys["runner"], {"resourceSpans": 3})).status_code == 400
+                others = (await post(at.keys["other"], body)).json()["partialSuccess"]
+                assert others["rejectedSpans"] == "2"  # it has not claimed the rollout
+            assert (await writer.query_spans(rollout_id=rollout.rollout_id)).total == 3
+
+    asyncio.run(run())
