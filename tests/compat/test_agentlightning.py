@@ -101,7 +101,7 @@ def test_a_runner_steps_with_hooks_and_raises_what_the_agent_raises() -> None:
         with runner.run_context(agent=Training(), store=store, hooks=[seen], worker_id=3):
             done = await runner.step(1.0, mode="train")
             assert (done.status, done.attempt and done.attempt.worker_id) == ("succeeded", "Worker-3")
-            assert seen.names == ["start", "operation", "reward"]
+            assert seen.names == ["start", "operation", "annotation"]
             with pytest.raises(TypeError):
                 await runner.step("text", mode="train")
         failed = (await store.query_rollouts(status_in=["failed"]))[0]
@@ -199,7 +199,7 @@ def test_spans_arrive_while_the_agent_works_and_heartbeats_may_fail(monkeypatch:
         with agl.LitAgentRunner[int](heartbeat_interval=0.05).run_context(agent=slow, store=store) as runner:
             done = await asyncio.wait_for(runner.step(1), 60)
         spans = await store.query_spans(done.rollout_id)
-        assert [span.name for span in spans] == ["agentlightning.message", "agentlightning.reward"]
+        assert [span.name for span in spans] == ["agentlightning.message", "agentlightning.annotation"]
 
     asyncio.run(run())
 

@@ -28,7 +28,7 @@ def test_what_the_agent_emits() -> None:
         "message",
         "operation",
         "operation",
-        "reward",
+        "annotation",
     ]
     assert get_rewards_from_span(spans[-1]) == {"correct": 1.0, "brief": 1.0} and find_final_reward(spans) == 1.0
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from ajet.compat.agentlightning.litagent import Agent, Hook, as_agent, bound
 from ajet.compat.agentlightning.store import AttemptedRollout, LightningStore, NamedResources
-from ajet.compat.agentlightning.tracer import Tracer
+from ajet.compat.agentlightning.tracer import AgentOpsTracer, Tracer
 from ajet.observe.tracing import (
     NoRecordingError,
     emit_exception,
@@ -46,7 +46,7 @@ class LitAgentRunner(Generic[T]):
         heartbeat_interval: float = 10.0,
     ) -> None:
         """`poll_interval`: the longest wait of one claim, after which `event` is looked at."""
-        self.tracer = tracer or Tracer()
+        self.tracer = tracer or AgentOpsTracer()
         self._max_rollouts = max_rollouts
         self._wait_s, self._beat_s = max(poll_interval, SHORTEST_WAIT_S), heartbeat_interval
         self._agent: Agent | None = None
@@ -131,9 +131,9 @@ class LitAgentRunner(Generic[T]):
     ) -> BaseException | None:
         """Call the agent. Its spans are in `spans` as soon as they end. Returns what it raised."""
         assert rollout.attempt is not None
-        ids = {"rollout_id": rollout.rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+        ids: Any = {"rollout_id": rollout.rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
         try:
-            with self.tracer.trace_context(sink=spans.append, **ids):
+            async with self.tracer.trace_context(sink=spans.append, **ids):
                 await self._call_hooks("on_trace_start", agent=agent, tracer=self.tracer, rollout=rollout)
                 spans += _spans_of(await self._call(agent, rollout, store))
                 await self._call_hooks("on_trace_end", agent=agent, tracer=self.tracer, rollout=rollout)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, TypeVar, cast
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from ajet.schema.errors import UserError
 from ajet.schema.resources import LLM, PromptTemplate
@@ -58,6 +59,14 @@ class ResourcesUpdate:
     create_time: float
     update_time: float
     resources: dict[str, Any]
+
+
+class OtelResource(dict[str, Any]):
+    """A span's resource."""
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return self
 
 
 class LightningStore:
@@ -221,7 +230,7 @@ class LightningStore:
         parent_id: str | None = None,
     ) -> list[Span]:
         store = await self.ready()
-        return await _all_pages(
+        found = await _all_pages(
             store.query_spans,
             rollout_id=rollout_id,
             attempt_id=attempt_id,
@@ -230,6 +239,7 @@ class LightningStore:
             trace_id=trace_id,
             parent_id=parent_id,
         )
+        return [replace(span, resource=OtelResource(span.resource)) for span in found]
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
         return (await (await self.ready()).next_sequence_ids(rollout_id))[0]

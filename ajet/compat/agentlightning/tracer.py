@@ -2,43 +2,173 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import functools
+import inspect
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from typing import Any
+from weakref import WeakSet
 
-from ajet.observe.tracing import (
-    record_spans,
-)
+from msgspec.structs import replace
+
+from ajet.compat.agentlightning.otel import LightningResourceAttributes
+from ajet.compat.agentlightning.store import LightningStore
+from ajet.observe.tracing import CALL, Operation, Recording, current_place, message_attributes, record_spans
 from ajet.schema.span import Span
 
 
 class Tracer:
-    """Records what is emitted within `trace_context`. It has no options: there is nothing to instrument."""
+    """Records what is emitted within `trace_context`. It has no options."""
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
+        self._store: LightningStore | None = None
 
     @contextmanager
-    def trace_context(
+    def lifespan(self, store: LightningStore | None = None) -> Iterator[Tracer]:
+        """Within this, spans go to this store."""
+        self._store = store
+        try:
+            yield self
+        finally:
+            self._store = None
+
+    @asynccontextmanager
+    async def trace_context(
         self,
         name: str | None = None,
         *,
+        store: LightningStore | None = None,
         rollout_id: str | None = None,
         attempt_id: str | None = None,
         sink: Callable[[Span], None] | None = None,
-    ) -> Iterator[list[Span]]:
-        """What is emitted within belongs to this attempt; both ids or neither. Yields the spans so far; `sink` gets
-        each as it ends."""
+    ) -> AsyncIterator[Tracer]:
+        """What is emitted within belongs to this attempt; both ids or neither. `sink` gets each span as it ends; a
+        store gets them all at the end."""
         if (rollout_id is None) != (attempt_id is None):
             raise ValueError("trace_context takes rollout_id and attempt_id together")
-        with record_spans(sink, attempt_id=attempt_id or "local", rollout_id=rollout_id or "") as spans:
-            self._spans = spans
-            yield spans
+        if store is not None and rollout_id is None:
+            raise ValueError("trace_context: spans for a store need rollout_id and attempt_id")
+        store = store or (self._store if rollout_id is not None else None)
+        with record_spans(sink, attempt_id=attempt_id or "local", rollout_id=rollout_id or "") as self._spans:
+            try:
+                with self._around(name):
+                    yield self
+            finally:
+                if store is not None:
+                    resource = {
+                        LightningResourceAttributes.ROLLOUT_ID.value: rollout_id,
+                        LightningResourceAttributes.ATTEMPT_ID.value: attempt_id,
+                    }
+                    await store.add_many_spans([replace(span, resource=resource) for span in self._spans])
+
+    def start_as_current_span(self, name: str, attributes: Mapping[str, Any] | None = None) -> Operation:
+        """A span around code. Nothing is recorded outside of `trace_context`."""
+        return Operation(name, attributes or {}, span_name=name)
 
     def get_last_trace(self) -> list[Span]:
         """The spans of the latest context."""
         return list(self._spans)
 
+    def _around(self, name: str | None) -> Any:
+        return nullcontext()
+
+
+class AgentOpsTracer(Tracer):
+    """Also records the calls that `openai`'s clients make, and the context itself if it has a name."""
+
+    @contextmanager
+    def _around(self, name: str | None) -> Iterator[None]:
+        place = current_place()
+        assert place is not None and place.recording is not None
+        _recorded.add(place.recording)
+        _record_openai()
+        session = {"agentops.span.kind": "session"}
+        with nullcontext() if name is None else Operation(name, session, span_name=f"{name}.session"):
+            yield
+
 
 OtelTracer = Tracer
-AgentOpsTracer = Tracer
 DummyTracer = Tracer
+
+
+# ---------------------------------------------------------------- model calls outside of episodes
+
+_recorded: WeakSet[Recording] = WeakSet()
+"""Recordings that want model calls. In an episode the gateway records them."""
+
+
+@functools.cache
+def _record_openai() -> None:
+    """From now on, chat completions are recorded where a recording wants them."""
+    try:
+        from openai.resources.chat.completions import AsyncCompletions, Completions
+    except ImportError:  # nothing to record
+        return
+    for kind in (Completions, AsyncCompletions):
+        kind.create = _recording(kind.create)  # type: ignore[method-assign]
+
+
+def _recording(create: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(inspect.unwrap(create)):
+
+        @functools.wraps(create)
+        async def call_async(*args: Any, **asked: Any) -> Any:
+            if not _wanted(asked):
+                return await create(*args, **asked)
+            with Operation("chat", _request(asked), encloses=False, span_name=CALL) as span:
+                reply = await create(*args, **asked)
+                _add_reply(span, reply)
+                return reply
+
+        return call_async
+
+    @functools.wraps(create)
+    def call(*args: Any, **asked: Any) -> Any:
+        if not _wanted(asked):
+            return create(*args, **asked)
+        with Operation("chat", _request(asked), encloses=False, span_name=CALL) as span:
+            reply = create(*args, **asked)
+            _add_reply(span, reply)
+            return reply
+
+    return call
+
+
+def _wanted(asked: Mapping[str, Any]) -> bool:
+    """A stream's reply is its caller's alone."""
+    place = current_place()
+    return place is not None and place.recording in _recorded and not asked.get("stream")
+
+
+def _request(asked: Mapping[str, Any]) -> dict[str, Any]:
+    values = {
+        "gen_ai.request.type": "chat",
+        "gen_ai.system": "OpenAI",
+        "gen_ai.request.model": str(asked.get("model")),
+        "gen_ai.request.streaming": False,
+    }
+    if tools := asked.get("tools"):
+        values["gen_ai.request.tools"] = json.dumps(tools, default=str)
+    for index, message in enumerate(asked.get("messages") or ()):
+        values |= message_attributes(f"gen_ai.prompt.{index}", _as_dict(message))
+    return values
+
+
+def _add_reply(span: Operation, reply: Any) -> None:
+    """`reply` is whatever the server sent; token ids are vLLM's."""
+    found = _as_dict(reply)
+    span.set_attribute("gen_ai.response.id", found.get("id"))
+    span.set_attribute("gen_ai.response.model", found.get("model"))
+    for choice in (found.get("choices") or ())[:1]:
+        for name, value in message_attributes("gen_ai.completion.0", choice.get("message") or {}).items():
+            span.set_attribute(name, value)
+        if choice.get("token_ids"):
+            span.set_attribute("response_token_ids", choice["token_ids"])
+    if found.get("prompt_token_ids"):
+        span.set_attribute("prompt_token_ids", found["prompt_token_ids"])
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else value.model_dump() if hasattr(value, "model_dump") else {}

@@ -121,7 +121,7 @@ class Trainer:
                 task.cancel()
 
     async def _run(self, agent: Agent, number: int, finished: asyncio.Event) -> None:
-        runner = LitAgentRunner[Any](self._tracer or Tracer(), poll_interval=RUNNERS_WAIT_S)
+        runner = LitAgentRunner[Any](self._tracer, poll_interval=RUNNERS_WAIT_S)
         with runner.run_context(agent=agent, store=self.store, hooks=self._hooks, worker_id=number):
             await runner.iter(event=finished)
 

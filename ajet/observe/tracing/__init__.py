@@ -3,22 +3,32 @@
 from typing import TYPE_CHECKING
 
 from ajet.observe.tracing.attributes import (
+    ANNOTATION,
+    CALL,
+    EXCEPTION,
+    MESSAGE,
     NOT_COUNTED,
+    OBJECT,
+    OPERATION,
     REWARD,
     bounded,
     by_our_clock,
     call_of,
     find_final_reward,
     find_reward_spans,
+    flat,
     get_message_value,
     get_object_value,
     get_reward_value,
     get_rewards_from_span,
     is_reward_span,
+    message_attributes,
+    nested,
     reward_of,
     with_valid_reward,
 )
 from ajet.observe.tracing.emitters import (
+    Operation,
     emit_annotation,
     emit_exception,
     emit_message,
@@ -26,7 +36,7 @@ from ajet.observe.tracing.emitters import (
     emit_reward,
     operation,
 )
-from ajet.observe.tracing.recording import NoRecordingError, Recording, record_spans
+from ajet.observe.tracing.recording import NoRecordingError, Recording, current_place, record_spans
 from ajet.schema.install import lazily
 
 if TYPE_CHECKING:
@@ -34,15 +44,23 @@ if TYPE_CHECKING:
     from ajet.observe.tracing.sender import SpanSender, episode_spans
 
 __all__ = [
+    "ANNOTATION",
+    "CALL",
+    "EXCEPTION",
+    "MESSAGE",
     "NOT_COUNTED",
+    "OBJECT",
+    "OPERATION",
     "REWARD",
     "NoRecordingError",
+    "Operation",
     "Recording",
     "SpanSender",
     "Triplet",
     "bounded",
     "by_our_clock",
     "call_of",
+    "current_place",
     "emit_annotation",
     "emit_exception",
     "emit_message",
@@ -51,12 +69,15 @@ __all__ = [
     "episode_spans",
     "find_final_reward",
     "find_reward_spans",
+    "flat",
     "get_message_value",
     "get_object_value",
     "get_reward_value",
     "get_rewards_from_span",
     "is_reward_span",
     "llm_calls",
+    "message_attributes",
+    "nested",
     "operation",
     "read_call",
     "record_spans",

@@ -51,6 +51,9 @@ LINK_VALUE = PREFIX + "link.{}.value_match"
 """A span is about another one: the one whose attribute of that name has that value."""
 RESPONSE_ID = "gen_ai.response.id"
 
+CALL = "openai.chat.completion"
+"""Adapters of agent-lightning look for this name."""
+
 ROLLOUT_ID = PREFIX + "rollout_id"
 ATTEMPT_ID = PREFIX + "attempt_id"
 
@@ -155,6 +158,18 @@ def _repr(value: Any) -> str:
         return repr(value)
     except Exception as error:  # noqa: BLE001 - the user's own class: it must not end what it is used in
         return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
+
+
+def message_attributes(prefix: str, message: dict[str, Any]) -> dict[str, Any]:
+    """A message as attributes, which `llm_calls` reads."""
+    content = message.get("content")
+    values = {f"{prefix}.role": message.get("role", "assistant")}
+    values[f"{prefix}.content"] = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    if message.get("tool_calls"):
+        values[f"{prefix}.tool_calls"] = json.dumps(message["tool_calls"], ensure_ascii=False)
+    if message.get("tool_call_id"):
+        values[f"{prefix}.tool_call_id"] = message["tool_call_id"]
+    return values
 
 
 # ---------------------------------------------------------------- which agent a span belongs to

@@ -62,7 +62,7 @@ def emit_reward(
         if not isinstance(call, str):
             raise TypeError(f"emit_reward: call is the id of a response, not {type(call).__name__}")
         values |= {names.LINK_KEY.format(0): names.RESPONSE_ID, names.LINK_VALUE.format(0): call}
-    return emit("emit_reward", names.REWARD, {**flat(attributes or {}), **values}, propagate=propagate)
+    return emit("emit_reward", names.ANNOTATION, {**flat(attributes or {}), **values}, propagate=propagate)
 
 
 def emit_annotation(annotation: Mapping[str, Any], *, propagate: bool = True) -> Span:
@@ -146,8 +146,17 @@ def _number(value: Any, what: str) -> float:
 class Operation:
     """One execution of an operation, as a context manager. What is emitted within has it as its parent."""
 
-    def __init__(self, name: str, attributes: dict[str, Any], *, propagate: bool = True, encloses: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        attributes: Mapping[str, Any],
+        *,
+        propagate: bool = True,
+        encloses: bool = True,
+        span_name: str = names.OPERATION,
+    ) -> None:
         """`encloses=False`: what is emitted within doesn't become its child."""
+        self._span_name = span_name
         self._attributes = {**flat(attributes), names.OPERATION_NAME: name}
         self._propagate = propagate
         self._span_id = new_span_id()
@@ -165,6 +174,10 @@ class Operation:
     def set_output(self, value: Any) -> None:
         """Record what comes out."""
         self._attributes |= flat({names.OPERATION_OUTPUT: value})
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Record anything else."""
+        self._attributes |= flat({name: value})
 
     def span(self) -> Span | None:
         """The span, once the operation has ended. None if there was no episode."""
@@ -189,7 +202,7 @@ class Operation:
             status = failed(error)
         self._span = emit(
             "operation",
-            names.OPERATION,
+            self._span_name,
             self._attributes,
             propagate=self._propagate,
             status=status,

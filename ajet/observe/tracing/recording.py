@@ -200,7 +200,8 @@ def emit(
     end_time: float | None = None,
     span_id: str | None = None,
 ) -> Span:
-    """Make a span, and add it to the current recording. `propagate=False`: only return it. `emitter`: for messages."""
+    """Make a span, and add it to the current recording. `propagate=False`: only return it. `emitter`: who
+    makes it, for messages; only `emit_reward` gives rewards."""
     place = current_place()
     if place is None and propagate:
         raise NoRecordingError(f"{emitter}: {_why_not_recorded()}; propagate=False only returns the span")
@@ -218,7 +219,7 @@ def emit(
         start_time=now if start_time is None else start_time,
         end_time=now if end_time is None else end_time,
     )
-    if name != names.REWARD and reward_of(span) is not None:  # the keys may be what a model wrote
+    if emitter != "emit_reward" and reward_of(span) is not None:  # the keys may be what a model wrote
         span = replace(span, attributes={names.NOT_COUNTED: "only emit_reward gives rewards", **span.attributes})
     span = bounded(span)
     if recording is not None and propagate:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from ajet.observe.episode_codec import prompt_messages
 from ajet.observe.otlp import to_json
-from ajet.observe.tracing.attributes import SENT_AT
+from ajet.observe.tracing.attributes import CALL, SENT_AT, message_attributes
 from ajet.observe.tracing.recording import root_span_id_of, trace_id_of
 from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeStatus
 from ajet.schema.span import Span, SpanStatus
@@ -40,8 +40,6 @@ MAX_FAILURES = 3
 
 
 EPISODE = "ajet.episode"
-CALL = "openai.chat.completion"
-"""Adapters of agent-lightning look for this name."""
 
 
 class SpanSender:
@@ -227,9 +225,9 @@ def _of_call(tree: CallTree, index: int, call: Call, tokens: bool) -> dict[str, 
         "gen_ai.response.finish_reasons": [call.finish_reason],
     }
     for number, message in enumerate(prompt_messages(tree, index)):
-        values |= _message(f"gen_ai.prompt.{number}", message)
+        values |= message_attributes(f"gen_ai.prompt.{number}", message)
     if call.reply:
-        values |= _message("gen_ai.completion.0", call.reply)
+        values |= message_attributes("gen_ai.completion.0", call.reply)
     if call.tools != ROOT:
         values["gen_ai.request.tools"] = json.dumps(tree.toolsets[call.tools], ensure_ascii=False)
     if call.reward is not None:
@@ -238,15 +236,4 @@ def _of_call(tree: CallTree, index: int, call: Call, tokens: bool) -> dict[str, 
         values["prompt_token_ids"] = tree.prompt_ids(index).tolist()
         values["response_token_ids"] = tree.runs[call.run].ids.tolist()
         values["logprobs"] = call.logprobs.tolist()
-    return values
-
-
-def _message(prefix: str, message: dict[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
-    values = {f"{prefix}.role": message.get("role", "assistant")}
-    values[f"{prefix}.content"] = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-    if message.get("tool_calls"):
-        values[f"{prefix}.tool_calls"] = json.dumps(message["tool_calls"], ensure_ascii=False)
-    if message.get("tool_call_id"):
-        values[f"{prefix}.tool_call_id"] = message["tool_call_id"]
     return values

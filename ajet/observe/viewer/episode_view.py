@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ajet.observe.episode_store import EpisodeStore, RecordedEpisode
+from ajet.observe.tracing import is_reward_span
 from ajet.observe.viewer.library import Experiment
 from ajet.schema.episode import ROOT, Call, CallTree, Episode
 from ajet.schema.span import Span
@@ -121,6 +122,8 @@ def _called(span: Span) -> tuple[str, str]:
         return span.name, ""
     if kind == "operation":
         return str(span.attributes.get(f"{_OWN}operation.name") or kind), ""
+    if is_reward_span(span):
+        kind = "reward"
     said = (span.attributes.get(_OWN + name) for name in _SAID)
     return kind, _detail(next((value for value in said if value is not None), ""))
 

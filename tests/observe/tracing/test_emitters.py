@@ -69,7 +69,7 @@ def test_what_each_emitter_writes() -> None:
         except KeyError as error:
             emit_exception(error)
     assert [span.name.removeprefix("agentlightning.") for span in spans] == [
-        *("reward", "reward", "annotation", "message", "object", "object", "object", "exception")
+        *("annotation", "annotation", "annotation", "message", "object", "object", "object", "exception")
     ]
     assert get_rewards_from_span(spans[0]) == {"primary": 1.0}
     assert list(get_rewards_from_span(spans[1]).items()) == [("correct", 0.5), ("style", 1.0)]
