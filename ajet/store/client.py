@@ -1,7 +1,8 @@
 """`StoreClient`: a client of the store at a URL. It retries requests whose answer was lost, up to a time limit.
 
-All requests are idempotent, so a restart of the server or a network failure only costs time. `BlockingStore` has the
-same methods for code without an event loop:
+All requests are idempotent, so a restart of the server or a network failure only costs time. Small requests that are
+made while others are under way go together, in one. `BlockingStore` has the same methods for code without an event
+loop:
 
     with BlockingStore.connect(url, key) as store:
         rollout = store.enqueue_one({"question": "2 + 2?"})
@@ -14,10 +15,11 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -28,6 +30,7 @@ from ajet.store.records import ProtocolInfo
 from ajet.store.requests import (
     OPERATION_OF,
     PROTOCOL,
+    SMALL,
     KeyRefusedError,
     ProtocolMismatchError,
     StoreError,
@@ -36,7 +39,15 @@ from ajet.store.requests import (
     error_of,
 )
 from ajet.store.rollout_store import RolloutStore
-from ajet.store.wire import PATH_PREFIX, PROTOCOL_HEADER, ErrorAnswer, as_json
+from ajet.store.wire import (
+    BATCH_PATH,
+    PATH_PREFIX,
+    PROTOCOL_HEADER,
+    BatchItem,
+    BatchOutcome,
+    ErrorAnswer,
+    as_json,
+)
 from ajet.system.http_client import AnswerTooLargeError, BoundedClient
 from ajet.system.http_messages import PREFIX, is_loopback
 
@@ -56,6 +67,17 @@ _DECODERS: dict[type[StoreRequest[Any]], Any] = {
     request: msgspec.json.Decoder(operation.answer).decode for request, operation in OPERATION_OF.items()
 }
 _decode_error = msgspec.json.Decoder(ErrorAnswer).decode
+_decode_outcomes = msgspec.json.Decoder(list[BatchOutcome]).decode
+MAX_TOGETHER, MAX_TOGETHER_BYTES = 500, 8 * 1024 * 1024
+"""The limits of requests that go in one. A request that is larger goes alone."""
+
+
+class _SmallRequest(NamedTuple):
+    """A small request, and where its answer goes."""
+
+    path: str
+    body: bytes
+    answer: asyncio.Future[bytes]
 
 
 class StoreClient(RolloutStore):
@@ -80,6 +102,8 @@ class StoreClient(RolloutStore):
         self.url = url.rstrip("/")
         self._patience_s = patience_seconds
         self._in_a_hurry = in_a_hurry
+        self._waiting: deque[_SmallRequest] = deque()
+        self._sending: asyncio.Task[None] | None = None
         self._http = BoundedClient(
             base_url=self.url,
             headers={"authorization": f"Bearer {key}", PROTOCOL_HEADER: str(PROTOCOL)},
@@ -91,6 +115,10 @@ class StoreClient(RolloutStore):
         )
 
     async def aclose(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait([self._sending])
+            _refuse(self._waiting, _closed())  # a task that has not begun refuses nothing
         await self._http.aclose()
 
     async def info(self) -> ProtocolInfo:
@@ -107,10 +135,65 @@ class StoreClient(RolloutStore):
 
     async def _do(self, request: StoreRequest[T]) -> T:
         wait = request.wait_seconds if isinstance(request, ask.Claim | ask.Wait) else 0.0
-        path = PATH_PREFIX + OPERATION_OF[type(request)].path
-        reply = await self._patiently("POST", path, as_json(request), wait + REQUEST_S)
+        path, body = OPERATION_OF[type(request)].path, as_json(request)
+        if type(request) in SMALL:
+            reply = await self._together(path, body)
+        else:
+            reply = await self._patiently("POST", PATH_PREFIX + path, body, wait + REQUEST_S)
         answer: T = _DECODERS[type(request)](reply)
         return answer
+
+    async def _together(self, path: str, body: bytes) -> bytes:
+        """Send this with what else waits, as soon as nothing is under way."""
+        waiting = _SmallRequest(path, body, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_waiting())
+        return await waiting.answer
+
+    async def _send_waiting(self) -> None:
+        group: list[_SmallRequest] = []
+        try:
+            while group := self._next_group():
+                try:
+                    await self._send(group)
+                except StoreError as error:
+                    _refuse(group, error)
+        finally:
+            _refuse([*group, *self._waiting], _closed())
+
+    def _next_group(self) -> list[_SmallRequest]:
+        """What goes in the next request. Without those whose callers were cancelled."""
+        group: list[_SmallRequest] = []
+        size = 0
+        while self._waiting and len(group) < MAX_TOGETHER:
+            first = self._waiting[0]
+            size += len(first.body)
+            if group and size > MAX_TOGETHER_BYTES:
+                break
+            self._waiting.popleft()
+            if not first.answer.done():
+                group.append(first)
+        return group
+
+    async def _send(self, group: list[_SmallRequest]) -> None:
+        """Send these, and hand out their answers. Raises a StoreError if none of them got one."""
+        if len(group) == 1:
+            (alone,) = group
+            reply = await self._patiently("POST", PATH_PREFIX + alone.path, alone.body, REQUEST_S)
+            outcomes = [BatchOutcome(msgspec.Raw(reply))]
+        else:
+            items = [BatchItem(one.path, msgspec.Raw(one.body)) for one in group]
+            reply = await self._patiently("POST", BATCH_PATH, msgspec.json.encode(items), REQUEST_S)
+            try:
+                outcomes = _decode_outcomes(reply)
+            except msgspec.MsgspecError as error:
+                raise StoreError(f"{self.url}: no store answers like this: {error}") from error
+        for one, outcome in zip(group, outcomes, strict=True):
+            if outcome.error is not None:
+                _refuse([one], error_of(outcome.error.code, outcome.error.message))
+            elif not one.answer.done():
+                one.answer.set_result(bytes(outcome.answer))
 
     async def _patiently(self, method: str, path: str, body: bytes, timeout: float) -> bytes:
         until = time.monotonic() + self._patience_s
@@ -149,6 +232,16 @@ class StoreClient(RolloutStore):
                 f"{self.url} speaks protocol {spoken[:20]}, this client {PROTOCOL}: install the same version of ajet"
             ) from None
         raise error_of(detail.code, detail.message)
+
+
+def _refuse(group: Iterable[_SmallRequest], error: StoreError) -> None:
+    for one in group:
+        if not one.answer.done():
+            one.answer.set_exception(error)
+
+
+def _closed() -> StoreError:
+    return StoreUnavailableError("the store's client was closed")
 
 
 def _verify(ca: str | Path | None) -> ssl.SSLContext | bool:

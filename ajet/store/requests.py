@@ -246,6 +246,8 @@ OPERATIONS = (
 """Every request, by its path below `/v1/store/`."""
 
 OPERATION_OF = {operation.request: operation for operation in OPERATIONS}
+SMALL = frozenset({Enqueue, StartRollout, Heartbeat, UpdateAttempts, AddSpans, NextSequenceIds})
+"""Requests that may come together, as the items of one: they are many, and none of them waits for anything."""
 READING: frozenset[type[StoreRequest[Any]]] = frozenset(
     {Wait, QueryRollouts, QueryAttempts, QuerySpans, QueryResources, QueryWorkers, GetStatistics}
 )

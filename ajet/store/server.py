@@ -31,6 +31,7 @@ from ajet.store.records import ProtocolInfo
 from ajet.store.requests import (
     OPERATIONS,
     PROTOCOL,
+    SMALL,
     AddSpans,
     KeyRefusedError,
     NotAllowedError,
@@ -44,7 +45,16 @@ from ajet.store.requests import (
 from ajet.store.rows import VERSIONS, Row
 from ajet.store.sqlite import SqliteConnection
 from ajet.store.tables import Tables
-from ajet.store.wire import PATH_PREFIX, PROTOCOL_HEADER, checked_copy, document
+from ajet.store.wire import (
+    BATCH_PATH,
+    PATH_PREFIX,
+    PROTOCOL_HEADER,
+    BatchItem,
+    BatchOutcome,
+    ErrorDetail,
+    checked_copy,
+    document,
+)
 from ajet.system.http_messages import (
     PREFIX,
     Answer,
@@ -70,6 +80,8 @@ STORE_LIMITS = HttpLimits(
 INFO_PATH = "/v1/store"
 OPENAPI_PATH = "/openapi.json"
 HEALTH_PATH = "/healthz"
+MAX_TOGETHER = 10_000
+"""Requests in one."""
 _GETS = (INFO_PATH, OPENAPI_PATH, HEALTH_PATH)
 EXTENSION_PREFIX = "/v1/runner/"
 _HEADERS = {PROTOCOL_HEADER: str(PROTOCOL), "cache-control": "no-store", "x-content-type-options": "nosniff"}
@@ -289,7 +301,7 @@ class StoreServer:
         path = request.path
         route = _ROUTES.get(path)
         extension = self._extensions.get(path)
-        if route is None and extension is None and path not in _GETS:
+        if route is None and extension is None and path != BATCH_PATH and path not in _GETS:
             raise _NoSuchPathError(f"no such path: {path[:200]} (see {OPENAPI_PATH})")
         allowed = "GET" if path in _GETS else "POST"
         if request.method != allowed:
@@ -303,11 +315,8 @@ class StoreServer:
                 f"{spoken.decode('latin-1')[:20]}: install the same version of ajet on both sides"
             )
         caller = self._keys.caller(presented_key(request))
-        if route is not None and not route.operation.roles & caller.roles:
-            raise NotAllowedError(
-                f"the key {caller.name!r} is for {', '.join(sorted(caller.roles))}; "
-                f"{route.operation.path} needs {' or '.join(sorted(route.operation.roles))}"
-            )
+        if route is not None:
+            _check_role(caller, route.operation)
         if extension is not None and Role.RUNNER not in caller.roles:
             raise NotAllowedError(f"the key {caller.name!r} is not a runner's")
         return _Admitted(caller, route, extension)
@@ -316,6 +325,8 @@ class StoreServer:
         caller, route, extension = request.caller
         if extension is not None:
             return await self._extend(extension, caller, request)
+        if request.path == BATCH_PATH:
+            return await self._together(caller, request.body)
         if route is None:
             return self._get(request.path, caller)
         if request.path == otlp.PATH:
@@ -328,6 +339,36 @@ class StoreServer:
             return json_answer(await self._store.carry_out(asked, caller), headers=_HEADERS)
         except StoreError as error:
             return _refusal(error)
+
+    async def _together(self, caller: StoreCaller, body: bytes) -> Answer:
+        """Carry out several small requests. Each has its own outcome, and the database commits them together. If it
+        can't, all are refused, to be sent again."""
+        try:
+            items = _decode_items(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return _refusal(StoreError(f"batch: {error}"))
+        if len(items) > MAX_TOGETHER:
+            return _refusal(StoreError(f"batch: {len(items)} requests; at most {MAX_TOGETHER}"))
+        try:
+            outcomes = await asyncio.gather(*(self._one_of(item, caller) for item in items))
+        except StoreUnavailableError as error:
+            return _refusal(error)
+        return json_answer(outcomes, headers=_HEADERS)
+
+    async def _one_of(self, item: BatchItem, caller: StoreCaller) -> BatchOutcome:
+        try:
+            route = _ROUTES.get(PATH_PREFIX + item.request)
+            if route is None or route.operation.request not in SMALL:
+                raise _NoSuchPathError(f"batch: {item.request[:200]!r} does not come together with others")
+            _check_role(caller, route.operation)
+            answer = await self._store.carry_out(route.decode(item.body), caller)
+            return BatchOutcome(answer=msgspec.Raw(msgspec.json.encode(answer)))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return BatchOutcome(error=ErrorDetail(StoreError.code, f"{item.request[:200]}: {error}"))
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:
+            return BatchOutcome(error=ErrorDetail(error.code, str(error)))
 
     async def _export(self, caller: StoreCaller, request: HttpRequest) -> Answer:
         """Keep spans that come as OTLP. Their resource names the rollout and the attempt."""
@@ -377,6 +418,18 @@ class StoreServer:
 
     def refuse(self, request: HttpRequest, status: int, code: str, message: str) -> Answer:
         return json_answer({"error": {"code": code, "message": message}}, status, _HEADERS)
+
+
+_decode_items = msgspec.json.Decoder(list[BatchItem]).decode
+
+
+def _check_role(caller: StoreCaller, operation: StoreOperation) -> None:
+    """Raises NotAllowedError."""
+    if not operation.roles & caller.roles:
+        raise NotAllowedError(
+            f"the key {caller.name!r} is for {', '.join(sorted(caller.roles))}; "
+            f"{operation.path} needs {' or '.join(sorted(operation.roles))}"
+        )
 
 
 class _NoSuchPathError(StoreError):

@@ -18,6 +18,7 @@ from ajet.store.requests import OPERATIONS, PROTOCOL, StoreError, StoreOperation
 T = TypeVar("T")
 PATH_PREFIX = "/v1/store/"
 PROTOCOL_HEADER = "x-ajet-protocol"
+BATCH_PATH = PATH_PREFIX + "batch"
 _REFUSED = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, NotImplementedError, RecursionError)
 
 _encode = msgspec.msgpack.Encoder(enc_hook=lambda value: _plain(value)).encode
@@ -89,10 +90,25 @@ class ErrorAnswer(msgspec.Struct):
     error: ErrorDetail
 
 
+class BatchItem(msgspec.Struct):
+    """One of several small requests that come together."""
+
+    request: str
+    """Its path below `/v1/store/`."""
+    body: msgspec.Raw
+
+
+class BatchOutcome(msgspec.Struct, omit_defaults=True):
+    """What became of it: an answer, or an error."""
+
+    answer: msgspec.Raw = msgspec.Raw(b"null")
+    error: ErrorDetail | None = None
+
+
 @cache
 def document() -> bytes:
     """The OpenAPI document, as JSON."""
-    types = [ErrorAnswer, ProtocolInfo]
+    types: list[Any] = [ErrorAnswer, ProtocolInfo]
     for operation in OPERATIONS:
         types += [operation.request, operation.answer]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -101,6 +117,11 @@ def document() -> bytes:
         "/healthz": {"get": _description("Whether the server is up.", None, {"type": "object"}, error)},
         "/v1/store": {"get": _description("The server's version, and what the key may do.", None, info, error)},
     }
+    item = {"properties": {"request": {"type": "string"}, "body": {}}, "required": ["request", "body"]}
+    outcome = {"properties": {"answer": {}, "error": {"$ref": "#/components/schemas/ErrorDetail"}}}
+    items, outcomes = ({"type": "array", "items": {"type": "object", **one}} for one in (item, outcome))
+    together = _description("Several small requests, each with its own outcome.", items, outcomes, error)
+    paths[BATCH_PATH] = {"post": together}
     for index, operation in enumerate(OPERATIONS):
         request, answer = pairs[2 * index : 2 * index + 2]
         paths[PATH_PREFIX + operation.path] = {

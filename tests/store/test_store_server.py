@@ -348,7 +348,7 @@ def test_paths_and_methods() -> None:
             assert (await http.get("/none")).status_code == 404
             assert (await http.get("/v1/store/rollouts/enqueue")).status_code == 405
             document = (await http.get("/openapi.json")).json()
-            assert len(document["paths"]) == len(OPERATIONS) + 2
+            assert len(document["paths"]) == len(OPERATIONS) + 3
             assert document["openapi"] == "3.1.0"
 
     asyncio.run(run())
@@ -519,5 +519,113 @@ def test_opentelemetrys_exporter_adds_spans_and_each_is_refused_alone(monkeypatc
                 others = (await post(at.keys["other"], body)).json()["partialSuccess"]
                 assert others["rejectedSpans"] == "2"  # it has not claimed the rollout
             assert (await writer.query_spans(rollout_id=rollout.rollout_id)).total == 3
+
+    asyncio.run(run())
+
+
+def test_small_requests_of_one_client_go_together_and_each_has_its_own_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[str] = []
+    once = StoreClient._once
+
+    async def counted(self: StoreClient, method: str, path: str, *rest: Any) -> bytes:
+        sent.append(path)
+        return await once(self, method, path, *rest)
+
+    async def run() -> None:
+        async with served() as at, at.client("writer") as writer, at.client("runner") as runner:
+            rollouts = await asyncio.gather(*(writer.enqueue_one(number) for number in range(20)))
+            claimed = {names(one) for one in await runner.claim("worker", limit=19)}
+            assert len(claimed) == 19
+            mine = next(one for one in rollouts if one.rollout_id in dict(claimed))
+            (unclaimed,) = (one for one in rollouts if one.rollout_id not in dict(claimed))
+            monkeypatch.setattr(StoreClient, "_once", counted)
+            spans = [
+                Span(rollout_id=rollout, attempt_id=attempt, span_id=str(index), name="x")
+                for rollout, attempt in claimed
+                for index in range(4)
+            ]
+            wrong = Span(rollout_id=unclaimed.rollout_id, attempt_id="at-1", span_id="1", name="x")
+            twice = [*spans, wrong, spans[0]]
+            added = await asyncio.gather(*(runner.add_spans([span]) for span in twice), return_exceptions=True)
+            assert added[: len(spans)] == [1] * len(spans)
+            assert isinstance(added[-2], StoreError) and added[-1] == 0
+            assert sent == ["/v1/store/batch"]
+            page = await writer.query_spans(rollout_id=mine.rollout_id)
+            assert page.total == 4
+
+            sent.clear()
+            alone = asyncio.create_task(runner.add_spans([spans[0]]))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            dropped = asyncio.create_task(runner.add_spans([spans[1]]))
+            await asyncio.sleep(0)
+            dropped.cancel()
+            assert await alone == 0
+            refused = [writer.add_spans([spans[0]]), writer.enqueue_one(1)]
+            not_allowed, queued = await asyncio.gather(*refused, return_exceptions=True)
+            assert isinstance(not_allowed, NotAllowedError) and not isinstance(queued, BaseException)
+            assert sent == ["/v1/store/spans/add", "/v1/store/batch"]
+
+    asyncio.run(run())
+
+
+def test_requests_that_wait_are_refused_when_the_client_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: Any) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def run() -> None:
+        async with served() as at:
+            writer = at.client("writer")
+            monkeypatch.setattr(StoreClient, "_once", never)
+            waiting = [asyncio.create_task(writer.enqueue_one(number)) for number in range(3)]
+            await asyncio.sleep(0)
+            await writer.aclose()
+            for ended in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(ended, StoreUnavailableError) and "closed" in str(ended)
+
+    asyncio.run(run())
+
+
+def test_a_batch_that_the_database_cant_commit_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with served() as at:
+            carry_out, refused = at.store.carry_out, 1
+
+            async def sometimes(request: Any, caller: Any = None) -> Any:
+                nonlocal refused
+                if refused:
+                    refused -= 1
+                    raise StoreUnavailableError("the disk is full for a moment")
+                return await carry_out(request, caller)
+
+            monkeypatch.setattr(at.store, "carry_out", sometimes)
+            async with StoreClient(at.server.url, at.keys["writer"], patience_seconds=30) as writer:
+                first, second = await asyncio.gather(writer.enqueue_one(1), writer.enqueue_one(2))
+            assert {first.input, second.input} == {1, 2} and refused == 0
+            assert sum((await at.store.statistics()).rollouts.values()) == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("items", "status", "said"),
+    [
+        ({}, 400, "batch: "),
+        ([{"request": "rollouts/wait", "body": {}}], 200, "does not come together"),
+        ([{"request": "nothing", "body": {}}], 200, "does not come together"),
+        ([{"request": "rollouts/enqueue", "body": {"rollouts": 3}}], 200, "rollouts/enqueue: "),
+        ([{"request": "x", "body": 1}] * 10_001, 400, "at most 10000"),
+    ],
+)
+def test_hostile_batches(items: Any, status: int, said: str) -> None:
+    async def run() -> None:
+        async with served() as at, httpx.AsyncClient(base_url=at.server.url, trust_env=False) as client:
+            headers = {"authorization": f"Bearer {at.keys['writer']}"}
+            answer = await client.post("/v1/store/batch", content=json.dumps(items), headers=headers)
+            assert answer.status_code == status and said in answer.text
+            assert (await client.post("/v1/store/batch", content="[]")).status_code == 401
 
     asyncio.run(run())
