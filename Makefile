@@ -10,6 +10,9 @@ export TOKENIZERS_PARALLELISM ?= false
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
+# where a machine without a GPU gets PyTorch's build for CPUs; empty: from pip's own index, CUDA included
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+
 DEVICE ?= cuda
 GPU_PYTHON ?=
 GPU_ARGS ?=
@@ -39,7 +42,7 @@ $(VENV)/.ready: pyproject.toml constraints/lock.txt constraints/torch.txt
 	@echo "1 of 2: what ajet needs"
 	@$(BIN)/python $(PIP_SHOWN) --require-hashes --no-deps -r constraints/lock.txt | $(call SHOWN,lock)
 	@echo "2 of 2: PyTorch"
-	@$(BIN)/python $(PIP_SHOWN) -r constraints/torch.txt | $(call SHOWN,torch)
+	@$(BIN)/python constraints/install_torch.py $(TORCH_CPU_INDEX)
 	@$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -88,6 +91,9 @@ docs: env  ## build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 PICTURES := $(CURDIR)/build/pictures
+
+wheel: env  ## build the wheel into dist/
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 
 pictures: env  ## take the viewer's pictures of the docs anew (needs Chromium)
 	rm -rf $(PICTURES) && mkdir -p $(PICTURES)
@@ -259,4 +265,4 @@ $(ENVIRONMENTS:%=.venv-%/.ready):
 	@touch $@
 
 clean:  ## remove what the targets built
-	rm -rf .venv $(ENVIRONMENTS:%=.venv-%) .node-clients .node-cli-agents .bitsandbytes .liger .chat-templates site
+	rm -rf .venv $(ENVIRONMENTS:%=.venv-%) .node-clients .node-cli-agents .bitsandbytes .liger .chat-templates site dist
