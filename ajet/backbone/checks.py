@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ajet.backbone.plan import imitates_a_file
 from ajet.engine.model_source import TINY, ModelSource
 from ajet.schema.errors import ConfigError
+from ajet.schema.install import TRAIN, install_command, missing_for_training
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 
 if TYPE_CHECKING:
@@ -95,6 +96,9 @@ def model_problems(config: Config, engine: str) -> Iterator[str]:
 
 def unchecked(config: Config) -> Iterator[str]:
     """What `model_problems` couldn't look at."""
+    if (missing := missing_for_training()) is not None:
+        yield f"the model and its chat template, which needs {missing}: {install_command(TRAIN)}"
+        return
     path = config.ajet.model.path
     try:
         folder = ModelSource.resolve(path).folder()

@@ -22,6 +22,7 @@ from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import Reply, ScriptedEngine, read_replies
 from ajet.observe.metrics import missing_trackers
+from ajet.schema.install import missing_for_training
 from ajet.system.command_line import fail
 from ajet.task_runner.runtime import Runtime
 
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
 def problems(config: Config, loaded: Loaded) -> Iterator[str]:
     """Problems that must be fixed."""
-    yield from model_problems(config, serving_engine(config, config.ajet.backbone or DEFAULT_BACKBONE))
+    if missing_for_training() is None:
+        yield from model_problems(config, serving_engine(config, config.ajet.backbone or DEFAULT_BACKBONE))
     yield from _task_problems(loaded)
     yield from (str(note) for note in _backbone_notes(config) if note.refused)
 

@@ -15,7 +15,7 @@ from packaging.specifiers import SpecifierSet
 from ajet.backbone.local import why_no_gpu, why_unfit
 from ajet.backbone.plan import installed, requirement, version_range
 from ajet.config.kinds import TRACKERS, load
-from ajet.schema.install import TRAIN, install_command
+from ajet.schema.install import TRAIN, install_command, missing_for_training
 from ajet.system.command_line import CommandParser
 
 GIB = 1024**3
@@ -96,7 +96,11 @@ def run(argv: Sequence[str]) -> int:
     if problems:
         print(f"\n{len(problems)} to fix, in the order above.")
     else:
-        print("\nReady." + (f" {len(warnings)} worth a look." if warnings else ""))
+        few = missing_for_training()
+        ready = "Ready." if few is None else "Ready for runners, ready agents, the store and the viewer."
+        print(f"\n{ready}" + (f" {len(warnings)} worth a look." if warnings else ""))
+        if few is not None:
+            print(f"Not for training, debug runs and models here, which need {few}: {install_command(TRAIN)}")
     return 1 if problems else 0
 
 

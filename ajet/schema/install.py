@@ -25,10 +25,14 @@ TRAIN_PACKAGES = ("torch", "transformers", "datasets", "safetensors", "tokenizer
 """The packages of `TRAIN`, by import name."""
 
 
+def missing_for_training() -> str | None:
+    """The first package of `TRAIN` that isn't installed."""
+    return next((package for package in TRAIN_PACKAGES if find_spec(package) is None), None)
+
+
 def require_training(what: str) -> None:
     """Raise unless the packages of `TRAIN` are installed. `what` needs them."""
-    missing = next((package for package in TRAIN_PACKAGES if find_spec(package) is None), None)
-    if missing is not None:
+    if (missing := missing_for_training()) is not None:
         raise MissingDependencyError(_needs(what, missing))
 
 

@@ -147,7 +147,9 @@ def test_there_is_no_torch_and_the_commands_say_what_they_need(python: Path, tmp
     there = ran(python, tmp_path, "-c", f"from importlib.util import find_spec as f; print(*filter(f, {names}))")
     assert there.stdout.split() == []
     assert ran(python, tmp_path, "-m", "ajet", "--help").returncode == 0
-    assert ran(python, tmp_path, "-m", "ajet", "doctor").returncode == 0
+    doctor = ran(python, tmp_path, "-m", "ajet", "doctor")
+    assert doctor.returncode == 0 and "Ready for runners" in doctor.stdout
+    assert re.search(r"Not for training, .* need torch: pip install '.*(\[train\]'|torch>=)", doctor.stdout)
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "tasks.jsonl").write_text('{"question": "hi"}\n')
     reader = "task_reader: {jsonl_dataset_file: {training: {file_path: tasks.jsonl}}}"
@@ -157,12 +159,15 @@ def test_there_is_no_torch_and_the_commands_say_what_they_need(python: Path, tmp
     for command, needs in (
         (("--conf", *conf), "--backbone=local needs"),
         (("--conf", *conf, "--backbone=debug"), "--backbone=debug needs"),
-        (("validate", *conf), "this needs"),
         (("chat", *conf), "needs"),
     ):
         done = ran(python, tmp_path, "-m", "ajet", *command)
         assert done.returncode == 2, done.stderr
         assert re.search(f"{needs} .*the small installation doesn't have{train}", done.stderr), done.stderr
+    planned = ran(python, tmp_path, "-m", "ajet", "validate", *conf)
+    assert planned.returncode == 0, planned.stderr
+    assert "tasks      1 to train on" in planned.stdout and "c.yaml is valid" in planned.stdout
+    assert re.search(r"unchecked +the model and its chat template, which needs torch: pip install", planned.stdout)
     assert not (tmp_path / "saved_experiments").exists()
 
 
