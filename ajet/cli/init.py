@@ -1,10 +1,14 @@
-"""`ajet init NAME`: create a project folder (workflow, YAML, data, README, test) that runs as it is."""
+"""`ajet init NAME`: create a project folder (workflow, YAML, data, README, test) that runs as it is.
+
+With `--example quickstart` it is the job of `make demo`: its workflow, tasks, model and YAML, to run and to change.
+"""
 
 from __future__ import annotations
 
 import json
 import random
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +18,11 @@ from ajet.system.command_line import CommandParser
 TEMPLATE = Path(__file__).parent / "project_template"
 AGENT_TEMPLATE = Path(__file__).parent / "agent_template"
 AGENTS = ("react", "tool")
+EXAMPLES = ("quickstart",)
+QUICKSTART = "tutorial/example_math_agent/quickstart"
+"""Where a clone has it."""
+PACKED = Path(__file__).parent / "examples" / "quickstart"
+"""Where a wheel has it."""
 TRAINING_TASKS, VALIDATION_TASKS = 64, 16
 
 
@@ -24,15 +33,30 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--agent", metavar="TYPE", help=f"a ready agent ({', '.join(AGENTS)}) instead of a workflow of your own"
     )
+    parser.add_argument("--example", metavar="NAME", help=f"a whole job, model included: {', '.join(EXAMPLES)}")
     arguments = parser.parse_args(argv)
-    folder, agent = Path(arguments.name), arguments.agent
+    folder, agent, example = Path(arguments.name), arguments.agent, arguments.example
+    if agent is not None and example is not None:
+        parser.error("--agent and --example are two kinds of project: choose one")
     project = folder.name
     if not re.fullmatch(r"[A-Za-z][\w-]*", project):
         raise UserError(f"{project!r} can't be a project's name\n    use a letter, then letters, digits, - and _")
     if agent is not None and agent not in AGENTS:
         raise UserError(f"--agent {agent}: no such agent\n    choose {' or '.join(AGENTS)}")
+    if example is not None and example not in EXAMPLES:
+        raise UserError(f"--example {example}: no such example\n    choose {' or '.join(EXAMPLES)}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} already exists\n    choose another name, or an empty folder")
+    if example is not None:
+        copy_quickstart(folder)
+        print(
+            f"\nNext:\n"
+            f"  cd {folder}\n"
+            f"  ajet --conf quickstart.yaml    # train: some minutes on two cores\n"
+            f"  ajet view quickstart           # every episode, in the browser\n"
+            f"Then change workflow.py, data/ or quickstart.yaml, and run it again with --fresh."
+        )
+        return 0
     written = make_project(folder, project, agent)
     for file in written:
         print(f"  {folder / file}")
@@ -67,6 +91,22 @@ def make_project(folder: Path, project: str, agent: str | None = None) -> list[P
         (folder / target).write_text("\n".join(lines) + "\n", encoding="utf-8")
         written.append(target)
     return written
+
+
+def copy_quickstart(folder: Path) -> None:
+    """Write the demo's job, with paths within the folder."""
+    clone = Path(__file__).parents[2]
+    parts = PACKED if PACKED.is_dir() else clone / QUICKSTART
+    config = PACKED / "quickstart.yaml" if PACKED.is_dir() else clone / "configs/quickstart.yaml"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("cold_start", "data"):
+        shutil.copytree(parts / name, folder / name)
+    shutil.copyfile(parts / "workflow.py", folder / "workflow.py")
+    text = config.read_text(encoding="utf-8").replace(f"{QUICKSTART}/cold_start", "./cold_start")
+    text = text.replace(f"{QUICKSTART}/", "").replace("configs/quickstart.yaml", "quickstart.yaml")
+    (folder / "quickstart.yaml").write_text(text, encoding="utf-8")
+    for file in ("quickstart.yaml", "workflow.py", "data/", "cold_start/"):
+        print(f"  {folder / file}")
 
 
 def sum_task(split: str, index: int) -> dict[str, str]:
