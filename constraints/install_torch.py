@@ -10,10 +10,10 @@ An empty INDEX asks pip's own index alone.
 
 from __future__ import annotations
 
+import http.client
 import shutil
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from importlib.metadata import distribution
 from pathlib import Path
@@ -35,7 +35,7 @@ def reachable(index: str) -> str:
     try:
         with urllib.request.urlopen(f"{index.rstrip('/')}/torch/", timeout=PATIENCE_S):
             return ""
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         return str(getattr(error, "reason", error)) or type(error).__name__
 
 

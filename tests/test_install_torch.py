@@ -98,12 +98,14 @@ def test_a_machine_with_a_gpu_asks_its_own_index(tmp_path: Path, index: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "darwin" or Path("/dev/nvidiactl").exists(), reason="it asks no other index")
-@pytest.mark.parametrize("kind", ["closed", "silent", "empty", "not one"])
+@pytest.mark.parametrize("kind", ["closed", "silent", "babbling", "empty", "not one"])
 def test_without_such_an_index_pips_own_is_taken(tmp_path: Path, kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         if kind == "closed":
             listening.close()
+        if kind == "babbling":
+            threading.Thread(target=lambda: listening.accept()[0].sendall(b"no HTTP\r\n\r\n"), daemon=True).start()
         said, installed = install(tmp_path, {"empty": "", "not one": "nowhere"}.get(kind, f"http://127.0.0.1:{port}"))
     assert installed == VERSION
     assert ("taking what pip's own index gives" in said) == (kind != "empty")

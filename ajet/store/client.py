@@ -189,6 +189,8 @@ class StoreClient(RolloutStore):
                 outcomes = _decode_outcomes(reply)
             except msgspec.MsgspecError as error:
                 raise StoreError(f"{self.url}: no store answers like this: {error}") from error
+            if len(outcomes) != len(group):
+                raise StoreError(f"{self.url}: {len(outcomes)} outcomes of {len(group)} requests")
         for one, outcome in zip(group, outcomes, strict=True):
             if outcome.error is not None:
                 _refuse([one], error_of(outcome.error.code, outcome.error.message))

@@ -29,6 +29,7 @@ from ajet.store.context import StoreCaller
 from ajet.store.database_store import DatabaseStore
 from ajet.store.records import ProtocolInfo
 from ajet.store.requests import (
+    MAX_BATCH,
     OPERATIONS,
     PROTOCOL,
     SMALL,
@@ -375,14 +376,15 @@ class StoreServer:
 
         async def keep(spans: Sequence[Span], left_out: int) -> otlp.Rejected:
             ours = by_our_clock(spans, time.time())
-            if await self._add(ours, caller) is None:
-                return otlp.Rejected(left_out, "")
-            why = [reason for span in ours if (reason := await self._add([span], caller)) is not None]
-            return otlp.Rejected(left_out + len(why), why[0] if why else "")
+            why = [f"a request holds {MAX_BATCH} spans at most"] * left_out
+            if await self._add(ours, caller) is not None:
+                alone = await asyncio.gather(*(self._add([span], caller) for span in ours))
+                why += [reason for reason in alone if reason is not None]
+            return otlp.Rejected(len(why), why[0] if why else "")
 
         try:
             kind = request.headers.get(b"content-type", b"").decode("latin-1")
-            return await otlp.receive(request.body, kind, otlp.MAX_SPANS, keep)
+            return await otlp.receive(request.body, kind, MAX_BATCH, keep)
         except StoreUnavailableError as error:
             return _refusal(error)
 

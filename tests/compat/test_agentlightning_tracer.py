@@ -9,6 +9,8 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
+from openai.types.chat.chat_completion_message_function_tool_call import Function
 
 import ajet.compat.agentlightning as agl
 from ajet.compat.agentlightning.otel import (
@@ -173,3 +175,46 @@ def test_a_context_that_names_half_an_attempt_is_refused(given: dict[str, Any]) 
 
     with pytest.raises(ValueError, match="rollout_id and attempt_id"):
         asyncio.run(run())
+
+
+def test_whatever_a_client_takes_is_recorded_and_reaches_the_server(chat: Server) -> None:
+    """Messages that are the client's own objects, or can be read only once, and replies as LangChain asks for them."""
+
+    async def run() -> list[agl.Span]:
+        tracer = agl.AgentOpsTracer()
+        async with tracer.trace_context(), client(chat) as asked:
+            function = ChatCompletionMessageFunctionToolCall(
+                id="c", type="function", function=Function(name="add", arguments="{}")
+            )
+            messages: list[Any] = [
+                {"role": "user", "content": "hello"},
+                {"role": "assistant", "content": None, "tool_calls": [function]},
+                {"role": "user", "content": "bye"},
+            ]
+            await asked.chat.completions.create(model="m", messages=iter(messages))
+            raw = await asked.chat.completions.with_raw_response.create(model="m", messages=messages[:1])
+            assert raw.parse().choices[0].message.content == "hello!"
+        return tracer.get_last_trace()
+
+    first, second = asyncio.run(run())
+    assert '"name": "add"' in first.attributes["gen_ai.prompt.1.tool_calls"]
+    assert first.attributes["gen_ai.completion.0.content"] == "bye!"
+    assert second.attributes["gen_ai.completion.0.content"] == "hello!"
+
+
+def test_contexts_of_one_tracer_at_the_same_time_keep_their_spans_apart() -> None:
+    tracer, store = agl.OtelTracer(), agl.InMemoryLightningStore()
+
+    async def one(number: int) -> list[str]:
+        started = await store.start_rollout(number)
+        async with tracer.trace_context(store=store, **ids(started)):
+            await asyncio.sleep(0)
+            agl.emit_message(str(number))
+            await asyncio.sleep(0)
+        spans = await store.query_spans(started.rollout_id)
+        return [str(agl.get_message_value(span)) for span in spans]
+
+    async def run() -> list[list[str]]:
+        return list(await asyncio.gather(*(one(number) for number in range(5))))
+
+    assert asyncio.run(run()) == [[str(number)] for number in range(5)]

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ajet.compat.agentlightning.otel import LightningResourceAttributes
 from ajet.compat.agentlightning.store import LightningStore
-from ajet.observe.tracing import CALL, Operation, Recording, current_place, message_attributes, record_spans
+from ajet.observe.tracing import CALL, Operation, Recording, current_place, message_attributes, plain, record_spans
 from ajet.schema.span import Span
 
 
@@ -51,7 +51,8 @@ class Tracer:
         if store is not None and rollout_id is None:
             raise ValueError("trace_context: spans for a store need rollout_id and attempt_id")
         store = store or (self._store if rollout_id is not None else None)
-        with record_spans(sink, attempt_id=attempt_id or "local", rollout_id=rollout_id or "") as self._spans:
+        with record_spans(sink, attempt_id=attempt_id or "local", rollout_id=rollout_id or "") as spans:
+            self._spans = spans
             try:
                 with self._around(name):
                     yield self
@@ -61,7 +62,7 @@ class Tracer:
                         LightningResourceAttributes.ROLLOUT_ID.value: rollout_id,
                         LightningResourceAttributes.ATTEMPT_ID.value: attempt_id,
                     }
-                    await store.add_many_spans([replace(span, resource=resource) for span in self._spans])
+                    await store.add_many_spans([replace(span, resource=resource) for span in spans])
 
     def start_as_current_span(self, name: str, attributes: Mapping[str, Any] | None = None) -> Operation:
         """A span around code. Nothing is recorded outside of `trace_context`."""
@@ -102,10 +103,8 @@ _recorded: WeakSet[Recording] = WeakSet()
 @functools.cache
 def _record_openai() -> None:
     """From now on, chat completions are recorded where a recording wants them."""
-    try:
-        from openai.resources.chat.completions import AsyncCompletions, Completions
-    except ImportError:  # nothing to record
-        return
+    from openai.resources.chat.completions import AsyncCompletions, Completions
+
     for kind in (Completions, AsyncCompletions):
         kind.create = _recording(kind.create)  # type: ignore[method-assign]
 
@@ -142,7 +141,9 @@ def _wanted(asked: Mapping[str, Any]) -> bool:
     return place is not None and place.recording in _recorded and not asked.get("stream")
 
 
-def _request(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _request(asked: dict[str, Any]) -> dict[str, Any]:
+    """What is asked, as attributes. Messages that can be read only once become a list."""
+    asked["messages"] = list(asked.get("messages") or ())
     values = {
         "gen_ai.request.type": "chat",
         "gen_ai.system": "OpenAI",
@@ -150,15 +151,17 @@ def _request(asked: Mapping[str, Any]) -> dict[str, Any]:
         "gen_ai.request.streaming": False,
     }
     if tools := asked.get("tools"):
-        values["gen_ai.request.tools"] = json.dumps(tools, default=str)
-    for index, message in enumerate(asked.get("messages") or ()):
-        values |= message_attributes(f"gen_ai.prompt.{index}", _as_dict(message))
+        values["gen_ai.request.tools"] = json.dumps(plain(tools))
+    for index, message in enumerate(asked["messages"]):
+        values |= message_attributes(f"gen_ai.prompt.{index}", plain(message))
     return values
 
 
 def _add_reply(span: Operation, reply: Any) -> None:
     """`reply` is whatever the server sent; token ids are vLLM's."""
-    found = _as_dict(reply)
+    if not hasattr(reply, "model_dump") and hasattr(reply, "parse") and not inspect.iscoroutinefunction(reply.parse):
+        reply = reply.parse()  # of `with_raw_response`, which LangChain uses
+    found = reply.model_dump() if hasattr(reply, "model_dump") else {}
     span.set_attribute("gen_ai.response.id", found.get("id"))
     span.set_attribute("gen_ai.response.model", found.get("model"))
     for choice in (found.get("choices") or ())[:1]:
@@ -168,7 +171,3 @@ def _add_reply(span: Operation, reply: Any) -> None:
             span.set_attribute("response_token_ids", choice["token_ids"])
     if found.get("prompt_token_ids"):
         span.set_attribute("prompt_token_ids", found["prompt_token_ids"])
-
-
-def _as_dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else value.model_dump() if hasattr(value, "model_dump") else {}

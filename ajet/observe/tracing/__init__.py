@@ -24,6 +24,7 @@ from ajet.observe.tracing.attributes import (
     is_reward_span,
     message_attributes,
     nested,
+    plain,
     reward_of,
     with_valid_reward,
 )
@@ -79,6 +80,7 @@ __all__ = [
     "message_attributes",
     "nested",
     "operation",
+    "plain",
     "read_call",
     "record_spans",
     "reward_of",

@@ -62,7 +62,8 @@ def emit_reward(
         if not isinstance(call, str):
             raise TypeError(f"emit_reward: call is the id of a response, not {type(call).__name__}")
         values |= {names.LINK_KEY.format(0): names.RESPONSE_ID, names.LINK_VALUE.format(0): call}
-    return emit("emit_reward", names.ANNOTATION, {**flat(attributes or {}), **values}, propagate=propagate)
+    values = {**flat(attributes or {}), **values}
+    return emit("emit_reward", names.ANNOTATION, values, propagate=propagate, gives_reward=True)
 
 
 def emit_annotation(annotation: Mapping[str, Any], *, propagate: bool = True) -> Span:

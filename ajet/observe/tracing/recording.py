@@ -199,9 +199,10 @@ def emit(
     start_time: float | None = None,
     end_time: float | None = None,
     span_id: str | None = None,
+    gives_reward: bool = False,
 ) -> Span:
-    """Make a span, and add it to the current recording. `propagate=False`: only return it. `emitter`: who
-    makes it, for messages; only `emit_reward` gives rewards."""
+    """Make a span, and add it to the current recording. `propagate=False`: only return it. `emitter`: for
+    messages. `gives_reward`: its values are a reward's."""
     place = current_place()
     if place is None and propagate:
         raise NoRecordingError(f"{emitter}: {_why_not_recorded()}; propagate=False only returns the span")
@@ -219,7 +220,7 @@ def emit(
         start_time=now if start_time is None else start_time,
         end_time=now if end_time is None else end_time,
     )
-    if emitter != "emit_reward" and reward_of(span) is not None:  # the keys may be what a model wrote
+    if not gives_reward and reward_of(span) is not None:  # the keys may be what a model wrote
         span = replace(span, attributes={names.NOT_COUNTED: "only emit_reward gives rewards", **span.attributes})
     span = bounded(span)
     if recording is not None and propagate:
