@@ -6,6 +6,8 @@ import asyncio
 import importlib
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,32 @@ def test_an_attempt_that_is_over_stops_its_agent(ended_by: str) -> None:
             await asyncio.wait_for(running, 60)
         (attempt,) = await store.query_attempts(rollout.rollout_id)
         assert (str(attempt.status), attempt.end_time is not None) == (ended_by, True)
+
+    asyncio.run(run())
+
+
+def test_a_plain_function_that_spins_is_interrupted_when_its_attempt_is_over() -> None:
+    left = threading.Event()
+
+    @agl.rollout
+    def spins(task: int) -> float:
+        if task == 1:
+            try:
+                while True:
+                    time.sleep(0.01)
+            finally:
+                left.set()
+        return asyncio.run(asyncio.sleep(0, 1.0))  # a program of its own, with its own loop
+
+    async def run() -> None:
+        store = agl.InMemoryLightningStore()
+        short = agl.RolloutConfig(timeout_seconds=0.2)
+        queued = [await store.enqueue_rollout(1, config=short), await store.enqueue_rollout(2)]
+        with agl.LitAgentRunner(max_rollouts=2, heartbeat_interval=0.1).run_context(agent=spins, store=store) as runner:
+            await asyncio.wait_for(runner.iter(), 60)
+            assert await asyncio.to_thread(left.wait, 60)
+        attempts = [await store.get_latest_attempt(one.rollout_id) for one in queued]
+        assert [one and str(one.status) for one in attempts] == ["timeout", "succeeded"]
 
     asyncio.run(run())
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from typing import Any, Generic, Literal, TypeVar
@@ -25,6 +27,8 @@ from ajet.schema.span import Span
 from ajet.schema.task import finite_reward
 from ajet.store.records import AttemptStatus, Mode
 from ajet.store.requests import AttemptRef, StoreError, StoreUnavailableError
+from ajet.task_runner.off_loop import call_off_loop
+from ajet.task_runner.threads import EpisodeThreads
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -53,6 +57,8 @@ class LitAgentRunner(Generic[T]):
         self._store: LightningStore | None = None
         self._hooks: Sequence[Hook] = ()
         self._worker = "Worker-0"
+        self._threads = EpisodeThreads(max_lost=sys.maxsize)
+        """Of agents that are plain functions. One that hangs is interrupted, and the runner goes on without it."""
 
     @contextmanager
     def run_context(
@@ -150,12 +156,20 @@ class LitAgentRunner(Generic[T]):
                 getattr(function, "__wrapped__", 0)
             ):
                 return await function(**arguments)
-            returned = await asyncio.to_thread(function, **arguments)
+            returned = await self._in_thread(contextvars.copy_context(), function, arguments)
             return await returned if inspect.isawaitable(returned) else returned
         except (Exception, SystemExit) as error:
             with suppress(NoRecordingError):
                 emit_exception(error)
             raise
+
+    async def _in_thread(self, context: contextvars.Context, function: Any, arguments: Mapping[str, Any]) -> Any:
+        """Like the plain functions of a training run: where it may run loops itself, and until the attempt is over."""
+        thread = self._threads.start(lambda: call_off_loop(lambda: context.run(function, **arguments)))
+        try:
+            return await asyncio.wrap_future(thread.result)
+        finally:
+            self._threads.release(thread)
 
     async def _watch(
         self, rollout: AttemptedRollout, store: LightningStore, reference: AttemptRef, spans: Sequence[Span]
