@@ -493,3 +493,12 @@ def test_the_librarys_tools_by_their_classes() -> None:
     finally:
         registry.unregister("bash_executor")
         registry.unregister("calc")
+
+
+@pytest.mark.parametrize(
+    ("name", "take"),
+    [("SweAgent", "CodingAgent"), ("R2ESubmitTool", "in a sandbox"), ("PromptBuilder", "text"), ("Nothing", "")],
+)
+def test_what_is_not_offered_says_what_to_take(name: str, take: str) -> None:
+    with pytest.raises(ImportError, match=take):
+        exec(f"from ajet.compat.agentic_rollout import {name}")  # noqa: S102 - as a program has it

@@ -51,6 +51,7 @@ from ajet.schema.trajectory import SUFFIX, TrajectoryStep, file_name, write_traj
 from ajet.schema.trajectory import Trajectory as _Trajectory
 
 __all__ = [
+    "AgenticBaseTool",
     "AgenticRollout",
     "AgenticRolloutConfig",
     "BaseAgent",
@@ -85,6 +86,27 @@ __all__ = [
     "register_tool",
     "save_trajectory_as_messages",
 ]
+
+AgenticBaseTool = BaseAgenticTool
+
+_SANDBOXED = "the tool without the prefix, in a sandbox (docs: sandboxes)"
+_CODING = "CodingAgent with a sandbox"
+_INSTEAD = {
+    "K8s": _SANDBOXED,
+    "R2E": _SANDBOXED,
+    "SweAgent": _CODING,
+    "SweToolsIcepopMessagesAgent": _CODING,
+    "Prompt": "text as system_prompt, made by str.format or Jinja",
+    "RolloutProfiler": "`ajet view`, which shows each call and tool in time",
+}
+"""By the beginnings of their names: parts of the library that there are not, and what to take."""
+
+
+def __getattr__(name: str) -> Any:
+    for begins, instead in _INSTEAD.items():
+        if name.startswith(begins):
+            raise ImportError(f"{name} is not offered: take {instead}", name=name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass

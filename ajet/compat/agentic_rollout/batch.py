@@ -1,31 +1,32 @@
 """`generate_sequences`: the agentic-rollout library's entry for verl's batches, a `DataProto` in and one out.
 
 Given verl's client of its rollout servers (it has `generate(request_id, prompt_ids=…, sampling_params=…)`) and the
-tokenizer, every call is recorded as tokens, and the rows are the tensors that verl trains on. Given a text-only
-function, the sampled tokens are unknown: the result then holds answers, rewards and trajectories, but no tensors.
+tokenizer, each row is an episode of verl's own agent loop worker with `AjetAgentLoop`, and the tensors are what verl
+makes of it. Given a text-only function, the sampled tokens are unknown: the result then holds answers, rewards and
+trajectories, but no tensors.
 """
 
 from __future__ import annotations
 
-import asyncio
+import json
+import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from ajet.agents.model_function import Message, ModelFunction
-from ajet.backbone.ray import ServerEngine, ServerKind
-from ajet.config import make_config
-from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings, linear_samples
-from ajet.gateway.chat import EpisodeSession, SessionSettings, pick_parser
-from ajet.schema.episode import Sample
+from ajet.agents.model_function import Message
+from ajet.schema.episode import Failure
 from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.schema.install import install_command
-from ajet.schema.trajectory import Trajectory, TrajectoryStatus
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.schema.trajectory import StopReason, Trajectory, TrajectoryStatus
 from ajet.task_runner.tuner import AjetTuner
+from ajet.task_runner.workflow import Workflow
 
 PROMPT_LENGTH, RESPONSE_LENGTH = 4096, 16384
 """verl's `prompt_length` and `response_length`, where `meta_info` doesn't give them."""
+LOOP = "ajet_agentic_rollout"
 
 
 async def generate_sequences(rollout: Any, prompts: Any) -> Any:
@@ -34,35 +35,23 @@ async def generate_sequences(rollout: Any, prompts: Any) -> Any:
         from verl.protocol import DataProto
     except ImportError as error:
         raise MissingDependencyError(f"generate_sequences needs verl ({error}): {install_command('verl')}") from error
-    rows = rows_of(prompts)
-    client = rollout.llm_generate_func
-    names = new_request_ids(len(rows))
-    sampled = [_Sampled(rollout, dict(prompts.meta_info), name) for name in names]
-    exact = hasattr(client, "generate")
-    free = asyncio.Semaphore(rollout.config.concurrent_requests)
-
-    async def one(number: int) -> Any:
-        async with free:
-            model = sampled[number].model() if exact else None
-            return await rollout.run_one(rows[number], names[number], model)
-
-    made = list(await asyncio.gather(*(one(number) for number in range(len(rows)))))
-    rollout.trajectories = list(made)
-    rewards = [_reward(each) for each in made]
-    columns: dict[str, Any] = {"responses": [each.final_response for each in made], "final_rewards": rewards}
+    batch = _Batch(rollout, rows_of(prompts))
+    if hasattr(rollout.llm_generate_func, "generate"):
+        made = await batch.sampled(DataProto, dict(prompts.meta_info))
+    else:
+        batch.made = dict(enumerate(await rollout.run_batch(batch.rows)))
+        made = DataProto(meta_info={})
+    rollout.trajectories = [batch.made.get(number) or _unfinished(rollout) for number in range(len(batch.rows))]
+    columns: dict[str, Any] = {
+        "responses": [each.final_response for each in rollout.trajectories],
+        "final_rewards": [_reward(each) for each in rollout.trajectories],
+    }
     if rollout.config.include_trajectory_in_output:
-        columns["trajectories"] = [each.to_dict() for each in made]
-    tensors = None
-    if exact:
-        drawn = [calls.row(each) for calls, each in zip(sampled, made, strict=True)]
-        columns["ajet_left_out"] = [left_out for _, left_out in drawn]
-        tensors = _tensors([sample for sample, _ in drawn], rewards)
-    kept = {name: values for name, values in prompts.non_tensor_batch.items() if name not in columns}
-    return DataProto.from_dict(
-        tensors=tensors,
-        non_tensors={**kept, **{name: _objects(values) for name, values in columns.items()}},
-        meta_info=dict(prompts.meta_info),
-    )
+        columns["trajectories"] = [each.to_dict() for each in rollout.trajectories]
+    made.non_tensor_batch |= dict(prompts.non_tensor_batch)
+    made.non_tensor_batch |= {name: _objects(values) for name, values in columns.items()}
+    made.meta_info |= prompts.meta_info
+    return made
 
 
 def rows_of(prompts: Any) -> list[dict[str, Any]]:
@@ -83,65 +72,97 @@ def rows_of(prompts: Any) -> list[dict[str, Any]]:
     return rows
 
 
-class _Sampled:
-    """One row's calls, as tokens."""
+@dataclass
+class _Batch:
+    """The rows of one call, and their trajectories."""
 
-    def __init__(self, rollout: Any, meta: Mapping[str, Any], name: str) -> None:
-        self._rollout, self._meta, self._name = rollout, meta, name
-        self._session: EpisodeSession | None = None
-        self._prompt_length = int(meta.get("prompt_length") or PROMPT_LENGTH)
-        self._response_length = int(meta.get("response_length") or RESPONSE_LENGTH)
+    rollout: Any
+    rows: list[dict[str, Any]]
+    made: dict[int, Trajectory] = field(default_factory=dict)
+    """By row."""
 
-    def model(self) -> ModelFunction:
-        """The model behind the client. Raises UserError without a tokenizer."""
-        tokenizer = self._rollout.tokenizer
-        if tokenizer is None:
-            raise UserError(
-                "generate_sequences: with verl's client as the model, AgenticRollout needs the model's tokenizer: "
-                "AgenticRollout(config, client, tokenizer)"
-            )
-        longest = self._prompt_length + self._response_length
-        renderer = Renderer(tokenizer)
-        engine = ServerEngine(
-            self._rollout.llm_generate_func,
-            end_ids=renderer.end_ids,
-            max_model_len=longest,
-            kind=ServerKind.OTHER,
-            decode=renderer.decode,
-        )
-        meta, config = self._meta, self._rollout.config
-        settings = SessionSettings(
-            temperature=float(meta.get("temperature", config.temperature)),
-            top_p=float(meta.get("top_p", 1.0)),
-            top_k=int(meta.get("top_k", -1)),
-        )
-        if meta.get("validate"):
-            settings = replace(settings, temperature=float(meta.get("temperature", 0.0)))
-        self._session = EpisodeSession(
-            episode_id=self._name,
-            tracker=ContextTracker(renderer, TrackerSettings(max_model_len=longest, checks=())),
-            renderer=renderer,
-            engine=engine,
-            parser=pick_parser(tokenizer),
-            settings=settings,
-        )
-        return AjetTuner(self._session, make_config({}), asyncio.get_running_loop()).as_model_function()
+    async def sampled(self, batches: Any, meta: Mapping[str, Any]) -> Any:
+        """The batch as verl's worker makes it of an episode for each row."""
+        name = uuid.uuid4().hex
+        known = [{"row": number, "batch": name} for number in range(len(self.rows))]
+        asked = [row.get("messages") or [{"role": "user", "content": ""}] for row in self.rows]
+        columns = {"raw_prompt": _objects(asked), "extra_info": _objects(known)}
+        batch = batches(batch=None, non_tensor_batch=columns, meta_info=dict(meta))
+        RolloutWorkflow.batches[name] = self
+        try:
+            made = await _worker(self.rollout, meta).generate_sequences(batch)
+        finally:
+            del RolloutWorkflow.batches[name]
+        for column in columns:
+            del made.non_tensor_batch[column]
+        return made
 
-    def row(self, trajectory: Trajectory) -> tuple[Sample | None, int]:
-        """The row with the most sampled tokens, and how many sampled tokens it lacks: other rows', and what was cut.
-        A failed trajectory has no row."""
-        if self._session is None:
-            return None, 0
-        samples, ledger = linear_samples(
-            self._session.tracker.finish(_reward(trajectory)).tree,
-            max_prompt_length=self._prompt_length,
-            max_response_length=self._response_length,
-            max_samples=64,
+
+class RolloutWorkflow(Workflow):
+    """An episode that is a trajectory of a rollout's agent."""
+
+    batches: ClassVar[dict[str, _Batch]] = {}
+    """Those that are being made."""
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        number, batch = (workflow_task.task.metadata[name] for name in ("row", "batch"))
+        given = self.batches[batch]
+        name = workflow_task.episode_uuid
+        made = given.made[number] = await given.rollout.run_one(given.rows[number], name, tuner.as_model_function())
+        if made.status is TrajectoryStatus.FAILED:
+            raise UserError(f"{made.failure.kind}: {made.failure.message}" if made.failure else "the agent failed")
+        return WorkflowOutput(reward=_reward(made))
+
+
+def _worker(rollout: Any, meta: Mapping[str, Any]) -> Any:
+    """verl's worker, with our agent loop. Raises UserError without a tokenizer."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+
+    from ajet.backbone.ray import compose_verl_config
+
+    if rollout.tokenizer is None:
+        raise UserError(
+            "generate_sequences: with verl's client as the model, AgenticRollout needs the model's tokenizer: "
+            "AgenticRollout(config, client, tokenizer)"
         )
-        if trajectory.status is TrajectoryStatus.FAILED or not samples:
-            return None, ledger.captured
-        best = max(samples, key=lambda sample: int(sample.response_mask.sum()))
-        return best, ledger.captured - int(best.response_mask.sum())
+    asked = {
+        "temperature": float(meta.get("temperature", 0.0 if meta.get("validate") else rollout.config.temperature)),
+        "top_p": float(meta.get("top_p", 1.0)),
+        "top_k": int(meta.get("top_k", -1)),
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as loops:
+        json.dump([_loop(rollout)], loops)
+        loops.flush()
+        settings = {
+            **{name: value for key, value in asked.items() for name in (key, f"val_kwargs.{key}")},
+            "name": "vllm",
+            "prompt_length": int(meta.get("prompt_length") or PROMPT_LENGTH),
+            "response_length": int(meta.get("response_length") or RESPONSE_LENGTH),
+            "calculate_log_probs": True,
+            "agent.agent_loop_config_path": loops.name,
+            "agent.default_agent_loop": LOOP,
+        }
+        settings = {f"actor_rollout_ref.rollout.{name}": value for name, value in settings.items()}
+        settings["actor_rollout_ref.model.path"] = rollout.tokenizer.name_or_path
+        return AgentLoopWorker(compose_verl_config(settings, given=settings), rollout.llm_generate_func)
+
+
+def _loop(rollout: Any) -> dict[str, Any]:
+    """The entry of verl's `agent_loop_config_path`."""
+    run = {"user_workflow": f"{__name__}->{RolloutWorkflow.__name__}", "episode_retries": 0}
+    run["max_env_worker"] = rollout.config.concurrent_requests
+    return {
+        "name": LOOP,
+        "_target_": "ajet.backbone.ray.verl.agent_loop.AjetAgentLoop",
+        "reward": "ajet",
+        "ajet": {"rollout": run, "task_runner": {"wrapper_type": "asyncio"}},  # the agent is an object of this process
+    }
+
+
+def _unfinished(rollout: Any) -> Trajectory:
+    made = Trajectory(new_request_ids(1)[0], agent=rollout.agent.name)
+    made.end(StopReason.AGENT_ERROR, Failure("Unfinished", "the episode ended before its agent did: see the log"))
+    return made
 
 
 def _reward(trajectory: Trajectory) -> float:
@@ -155,39 +176,6 @@ def _objects(values: Sequence[Any]) -> Any:
     made = np.empty(len(values), dtype=object)
     made[:] = list(values)
     return made
-
-
-def _tensors(samples: Sequence[Sample | None], rewards: Sequence[float]) -> dict[str, Any]:
-    """Pad like verl: prompts on the left, responses on the right."""
-    import torch
-
-    width = max([len(sample.prompt_ids) for sample in samples if sample is not None], default=1)
-    length = max([len(sample.response_ids) for sample in samples if sample is not None], default=1)
-    count = len(samples)
-    whole = torch.zeros(count, width + length, dtype=torch.long)
-    attention, mask = torch.zeros_like(whole), torch.zeros(count, length, dtype=torch.long)
-    logprobs, scores = torch.zeros(count, length), torch.zeros(count, length)
-    for row, sample in enumerate(samples):
-        if sample is None:  # a row that trains nothing still needs one token
-            attention[row, width - 1 : width + 1] = 1
-            continue
-        begins, ends = width - len(sample.prompt_ids), width + len(sample.response_ids)
-        whole[row, begins:width] = torch.tensor(sample.prompt_ids.tolist())
-        whole[row, width:ends] = torch.tensor(sample.response_ids.tolist())
-        attention[row, begins:ends] = 1
-        mask[row, : ends - width] = torch.tensor(sample.response_mask.astype(int).tolist())
-        logprobs[row, : ends - width] = torch.tensor(sample.logprobs.tolist())
-        scores[row, ends - width - 1] = rewards[row]
-    return {
-        "prompts": whole[:, :width],
-        "responses": whole[:, width:],
-        "input_ids": whole,
-        "attention_mask": attention,
-        "position_ids": (attention.cumsum(1) - 1).clamp(min=0) * attention,
-        "response_mask": mask,
-        "rollout_log_probs": logprobs,
-        "rm_scores": scores,
-    }
 
 
 CLIENT_S = 120.0

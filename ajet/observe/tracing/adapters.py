@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ajet.observe.tracing.attributes import agent_of, agents_around, call_of, clock_of, get_reward_value
+from ajet.observe.tracing.attributes import REWARD, agent_of, agents_around, call_of, clock_of, get_reward_value
 from ajet.schema.chat import bare_call_id
 from ajet.schema.span import Span
 from ajet.schema.task import Task
@@ -113,8 +113,8 @@ def to_tasks(spans: Sequence[Span]) -> list[Task]:
 def matched_rewards(calls: Sequence[LlmCall], spans: Sequence[Span]) -> list[float | None]:
     """The reward of each call. A reward that names a response is its call's. In the order of time, each of the others
     goes to the latest call that had ended before it and has none yet. Clocks of other machines are set right first, by
-    the responses that both tell of."""
-    rewards: list[float | None] = [None] * len(calls)
+    the responses that both tell of. If none of an episode's calls has one then, its last one has the episode's."""
+    rewards: list[float | None] = [_worth(call.span) for call in calls]
     place = {bare_call_id(call.response_id): index for index, call in enumerate(calls) if call.response_id}
     for span in spans:
         named = call_of(span)
@@ -137,7 +137,16 @@ def matched_rewards(calls: Sequence[LlmCall], spans: Sequence[Span]) -> list[flo
         free = [index for index, end in enumerate(ends) if end <= when and rewards[index] is None]
         if free:
             rewards[max(free, key=lambda index: ends[index])] = value
+    for span in spans:
+        own = [index for index, call in enumerate(calls) if call.span.trace_id == span.trace_id]
+        if "ajet.episode_id" in span.attributes and own and all(rewards[index] is None for index in own):
+            rewards[own[-1]] = _worth(span)
     return rewards
+
+
+def _worth(span: Span) -> float | None:
+    value = span.attributes.get(REWARD)
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _time(seconds: float | None, span: Span, offsets: Mapping[str, float]) -> float:

@@ -148,5 +148,6 @@ def test_an_episode_as_a_trace() -> None:
     assert {span.parent_id for span in calls} == {whole.span_id}
     assert whole.end_time is not None and all((span.end_time or 0) <= whole.end_time for span in calls)
     triplets = to_triplets(spans)
+    assert [one.reward for one in triplets] == [None] * (len(triplets) - 1) + [episode.reward]
     assert triplets[0].prompt["token_ids"] == episode.tree.prompt_ids(0).tolist()
     assert triplets[0].response["raw_content"]["content"] == episode.tree.calls[0].reply["content"]

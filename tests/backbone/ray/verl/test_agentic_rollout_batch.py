@@ -36,6 +36,7 @@ class Client:
         if "broken" in asked or ("breaks" in asked and said):
             raise RuntimeError("the server is gone")
         ids = [*self.tokenizer.encode(REPLIES[len(said)], add_special_tokens=False), self.tokenizer.eos_token_id]
+        ids = ids[: sampling_params["max_tokens"]]
         said.append((list(prompt_ids), ids))
         self.asked.append(sampling_params)
         logprobs = [-0.5 * len(said)] * len(ids)
@@ -62,7 +63,7 @@ def test_tokens_masks_and_logprobs_are_those_of_sampling() -> None:
         )
     )
     assert made.non_tensor_batch["responses"].tolist() == ["It is 42.", "", "It is 42."]
-    assert made.non_tensor_batch["index"].tolist() == [0, 1, 2] and made.meta_info == {"global_steps": 3}
+    assert made.non_tensor_batch["index"].tolist() == [0, 1, 2] and made.meta_info["global_steps"] == 3
     trajectories = made.non_tensor_batch["trajectories"].tolist()
     assert len({each["request_id"] for each in trajectories}) == 3
     assert "the server is gone" in str(trajectories[1])
@@ -73,9 +74,9 @@ def test_tokens_masks_and_logprobs_are_those_of_sampling() -> None:
         expected = [*second_prompt[len(first_prompt) :], *second]
         assert second_prompt[: len(first_prompt) + len(first)] == first_prompt + first
         between = len(expected) - len(first) - len(second)
-        padding = [0] * (length - len(expected))
-        assert tensors["prompts"][row].tolist() == [0] * (width - len(first_prompt)) + first_prompt
-        assert tensors["responses"][row].tolist() == expected + padding
+        padding, pad = [0] * (length - len(expected)), tokenizer.pad_token_id
+        assert tensors["prompts"][row].tolist() == [pad] * (width - len(first_prompt)) + first_prompt
+        assert tensors["responses"][row].tolist() == expected + [pad] * len(padding)
         mask = [1] * len(first) + [0] * between + [1] * len(second)
         assert tensors["response_mask"][row].tolist() == mask + padding
         logprobs = [-0.5] * len(first) + [0.0] * between + [-1.0] * len(second)
@@ -91,11 +92,12 @@ def test_tokens_masks_and_logprobs_are_those_of_sampling() -> None:
 def test_sampled_tokens_that_are_in_no_row_are_counted() -> None:
     tokenizer = ModelSource.resolve("tiny:qwen2-0.3m").tokenizer()
     client, config = Client(tokenizer), AgenticRolloutConfig(max_steps=4, tools_config=TOOLS)
-    asked = prompts("What is 6*7?", "It breaks.", "broken", prompt_length=4096, response_length=5)
+    asked = prompts("What is 6*7?", "It breaks.", "broken", prompt_length=4096, response_length=30)
     made = asyncio.run(AgenticRollout(config, client, tokenizer).generate_sequences(asked))
-    first, second = (len(ids) for _, ids in next(iter(client.said.values())))
-    assert made.batch["response_mask"].sum(1).tolist() == [5, 0, 0]
-    assert made.non_tensor_batch["ajet_left_out"].tolist() == [first + second - 5, first, 0]
+    whole, broke, _ = (client.said[one["request_id"]] for one in made.non_tensor_batch["trajectories"])
+    (_, first), (_, second) = whole
+    assert len(first) < 30 and made.batch["response_mask"].sum(1).tolist() == [len(first), 0, 0]
+    assert made.non_tensor_batch["ajet_left_out"].tolist() == [len(second), len(broke[0][1]), 0]
 
 
 @needs_verl
