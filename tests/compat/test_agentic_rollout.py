@@ -497,7 +497,12 @@ def test_the_librarys_tools_by_their_classes() -> None:
 
 @pytest.mark.parametrize(
     ("name", "take"),
-    [("SweAgent", "CodingAgent"), ("R2ESubmitTool", "in a sandbox"), ("PromptBuilder", "text"), ("Nothing", "")],
+    [
+        ("SweAgent", "CodingAgent"),
+        ("R2ESubmitTool", "in a sandbox"),
+        ("PromptBuilder", "text"),
+        ("Nothing", "cannot"),
+    ],
 )
 def test_what_is_not_offered_says_what_to_take(name: str, take: str) -> None:
     with pytest.raises(ImportError, match=take):
