@@ -143,9 +143,7 @@ class _AttemptInThread:
         return None if self._leased is None else self._leased.record
 
     async def result(self) -> WorkflowResult:
-        result = asyncio.wrap_future(self._thread.result)
-        result.add_done_callback(_retrieved)
-        return await asyncio.shield(result)
+        return await asyncio.wrap_future(self._thread.result)
 
     async def where(self) -> str:
         return self._thread.stack()
@@ -159,17 +157,13 @@ class _AttemptInThread:
         self._threads.release(self._thread)
 
 
-def _retrieved(result: asyncio.Future[Any]) -> None:
-    """Once an episode has been stopped, nobody asks how its thread ended, and asyncio would complain of each."""
-    if not result.cancelled():
-        result.exception()
-
-
 class EpisodeThread(Generic[T]):
     """Runs one coroutine in a new daemon thread. `result` is set before the loop cleans up."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]], name: str) -> None:
         self.result: Future[T] = Future()
+        """Only the thread ends it: who waits for it may stop waiting."""
+        self.result.set_running_or_notify_cancel()
         self.released_at: float | None = None
         """When the episode ended, on the monotonic clock; None while it is running."""
         self._work = work
@@ -234,7 +228,8 @@ class EpisodeThread(Generic[T]):
                 end_tasks(runner.get_loop())
         except WorkflowInterrupted:
             self._interrupted = True
-            self.result.cancel()  # the episode has ended: nobody reads it
+            if not self.result.done():
+                self.result.set_exception(WorkflowFault("the thread was interrupted"))
 
     async def _supervised(self) -> T:
         task = asyncio.current_task()

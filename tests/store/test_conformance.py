@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet.observe.tracing import NOT_COUNTED, REWARD, get_reward_value
+from ajet.observe.tracing import NOT_COUNTED, get_reward_value
 from ajet.store import requests as ask
 from ajet.store.context import Context
 from ajet.store.database_store import DatabaseStore, Retention
@@ -434,14 +434,15 @@ def test_any_attribute_is_stored_and_only_emitted_numbers_are_rewards(kind: Open
         claimed = await claim_one(store)
         texts = [
             span(claimed, "a", name="reward", attributes={"reward": "well done", "x.reward.0.value": None}),
-            span(claimed, "b", name=REWARD, attributes={"agentlightning.reward.0.value": "1"}),
-            span(claimed, "c", name=REWARD, attributes={"agentlightning.reward.0.value": 0.5}),
+            span(claimed, "b", name="agentlightning.reward", attributes={"agentlightning.reward.0.value": "1"}),
+            span(claimed, "c", name="agentlightning.reward", attributes={"agentlightning.reward.0.value": 0.5}),
+            span(claimed, "d", name="agentlightning.reward", attributes={"reward": 0.25}),
         ]
-        assert await store.add_spans(texts) == 3, "one that is wrong costs the others nothing"
+        assert await store.add_spans(texts) == 4, "one that is wrong costs the others nothing"
         kept = (await store.query_spans(ids(claimed)[0])).items
         assert kept[0].attributes == texts[0].attributes
         assert "must be a finite number" in kept[1].attributes[NOT_COUNTED]
-        assert [get_reward_value(one) for one in kept] == [None, None, 0.5]
+        assert [get_reward_value(one) for one in kept] == [None, None, 0.5, 0.25]
 
     kind.run(test)
 

@@ -70,6 +70,28 @@ def test_a_thread_that_fails_after_its_episode_was_stopped_is_no_complaint(caplo
     assert "never retrieved" not in caplog.text
 
 
+def test_who_stops_waiting_leaves_the_thread_its_result() -> None:
+    """It would end with a traceback on the terminal."""
+
+    async def stop_waiting() -> None:
+        threads = EpisodeThreads(0)
+        returned = threading.Event()
+
+        async def late() -> int:
+            await asyncio.to_thread(returned.wait)
+            return 1
+
+        thread = threads.start(late)
+        waiting = asyncio.ensure_future(asyncio.wrap_future(thread.result))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        returned.set()
+        assert await asyncio.to_thread(thread.result.result, 30) == 1
+
+    asyncio.run(stop_waiting())
+
+
 def test_a_hanging_thread_is_one_line_on_the_terminal_and_its_stack_is_in_the_log(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -86,7 +108,7 @@ def test_a_hanging_thread_is_one_line_on_the_terminal_and_its_stack_is_in_the_lo
             await asyncio.sleep(0.01)
         await threads.interrupt_all()
         release.set()
-        await asyncio.wait([asyncio.wrap_future(thread.result)])
+        await asyncio.gather(asyncio.wrap_future(thread.result), return_exceptions=True)
 
     asyncio.run(outlive())
     late, left = caplog.records

@@ -8,6 +8,7 @@ trajectories, but no tensors.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
 import uuid
@@ -17,7 +18,7 @@ from typing import Any, ClassVar
 
 from ajet.agents.model_function import Message
 from ajet.schema.episode import Failure
-from ajet.schema.errors import MissingDependencyError, UserError
+from ajet.schema.errors import MissingDependencyError, UserError, WorkflowFault
 from ajet.schema.install import install_command
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.schema.trajectory import StopReason, Trajectory, TrajectoryStatus
@@ -27,6 +28,8 @@ from ajet.task_runner.workflow import Workflow
 PROMPT_LENGTH, RESPONSE_LENGTH = 4096, 16384
 """verl's `prompt_length` and `response_length`, where `meta_info` doesn't give them."""
 LOOP = "ajet_agentic_rollout"
+SERVERS = "hf"
+"""A name of verl's by which nothing is assumed of the servers: whose they are, the client doesn't say."""
 
 
 async def generate_sequences(rollout: Any, prompts: Any) -> Any:
@@ -80,13 +83,18 @@ class _Batch:
     rows: list[dict[str, Any]]
     made: dict[int, Trajectory] = field(default_factory=dict)
     """By row."""
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    """The caller's, to which what its agent and tools hold may belong."""
 
     async def sampled(self, batches: Any, meta: Mapping[str, Any]) -> Any:
         """The batch as verl's worker makes it of an episode for each row."""
+        import numpy as np
+
         name = uuid.uuid4().hex
         known = [{"row": number, "batch": name} for number in range(len(self.rows))]
         asked = [row.get("messages") or [{"role": "user", "content": ""}] for row in self.rows]
-        columns = {"raw_prompt": _objects(asked), "extra_info": _objects(known)}
+        rows = np.arange(len(self.rows))  # by which a warning names an episode
+        columns = {"raw_prompt": _objects(asked), "extra_info": _objects(known), "index": rows}
         batch = batches(batch=None, non_tensor_batch=columns, meta_info=dict(meta))
         RolloutWorkflow.batches[name] = self
         try:
@@ -106,11 +114,12 @@ class RolloutWorkflow(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
         number, batch = (workflow_task.task.metadata[name] for name in ("row", "batch"))
-        given = self.batches[batch]
-        name = workflow_task.episode_uuid
-        made = given.made[number] = await given.rollout.run_one(given.rows[number], name, tuner.as_model_function())
+        given, model = self.batches[batch], tuner.as_model_function()
+        running = given.rollout.run_one(given.rows[number], workflow_task.episode_uuid, model)
+        made = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(running, given.loop))
+        given.made[number] = made
         if made.status is TrajectoryStatus.FAILED:
-            raise UserError(f"{made.failure.kind}: {made.failure.message}" if made.failure else "the agent failed")
+            raise WorkflowFault(made.failure.in_short if made.failure else "the agent failed")
         return WorkflowOutput(reward=_reward(made))
 
 
@@ -135,7 +144,7 @@ def _worker(rollout: Any, meta: Mapping[str, Any]) -> Any:
         loops.flush()
         settings = {
             **{name: value for key, value in asked.items() for name in (key, f"val_kwargs.{key}")},
-            "name": "vllm",
+            "name": SERVERS,
             "prompt_length": int(meta.get("prompt_length") or PROMPT_LENGTH),
             "response_length": int(meta.get("response_length") or RESPONSE_LENGTH),
             "calculate_log_probs": True,
@@ -149,8 +158,12 @@ def _worker(rollout: Any, meta: Mapping[str, Any]) -> Any:
 
 def _loop(rollout: Any) -> dict[str, Any]:
     """The entry of verl's `agent_loop_config_path`."""
-    run = {"user_workflow": f"{__name__}->{RolloutWorkflow.__name__}", "episode_retries": 0}
-    run["max_env_worker"] = rollout.config.concurrent_requests
+    run = {
+        "user_workflow": f"{__name__}->{RolloutWorkflow.__name__}",
+        "max_env_worker": rollout.config.concurrent_requests,
+        "episode_retries": 0,
+        "compute_madness_checklist": [],
+    }
     return {
         "name": LOOP,
         "_target_": "ajet.backbone.ray.verl.agent_loop.AjetAgentLoop",

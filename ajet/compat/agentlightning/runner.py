@@ -8,8 +8,8 @@ import inspect
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from math import inf
 from typing import Any, Generic, Literal, TypeVar
 
@@ -57,8 +57,6 @@ class LitAgentRunner(Generic[T]):
         self._store: LightningStore | None = None
         self._hooks: Sequence[Hook] = ()
         self._worker = "Worker-0"
-        self._threads = EpisodeThreads(max_lost=sys.maxsize)
-        """Of agents that are plain functions. One that hangs is interrupted, and the runner goes on without it."""
 
     @contextmanager
     def run_context(
@@ -79,7 +77,8 @@ class LitAgentRunner(Generic[T]):
         store = self._at_work()[1]
         resources_id = None if resources is None else (await store.add_resources(resources)).resources_id
         started = await store.start_rollout(input, mode, resources_id, worker_id=self._worker)
-        error = await self._execute(started)
+        async with self._agents_threads():
+            error = await self._execute(started)
         if error is not None:
             raise error
         ended = await store.get_rollout_by_id(started.rollout.rollout_id)
@@ -89,12 +88,23 @@ class LitAgentRunner(Generic[T]):
     async def iter(self, *, event: Any = None) -> None:
         """Execute what is queued until `event` is set, or `max_rollouts` are done. An agent's errors are logged."""
         store, done = self._at_work()[1], 0
-        while (event is None or not event.is_set()) and (self._max_rollouts is None or done < self._max_rollouts):
-            for claimed in await store.dequeue_many_rollouts(worker_id=self._worker, wait_seconds=self._wait_s):
-                error = await self._execute(claimed)
-                if error is not None:
-                    log.error("rollout %s failed", claimed.rollout.rollout_id, exc_info=error)
-                done += 1
+        async with self._agents_threads():
+            while (event is None or not event.is_set()) and (self._max_rollouts is None or done < self._max_rollouts):
+                for claimed in await store.dequeue_many_rollouts(worker_id=self._worker, wait_seconds=self._wait_s):
+                    error = await self._execute(claimed)
+                    if error is not None:
+                        log.error("rollout %s failed", claimed.rollout.rollout_id, exc_info=error)
+                    done += 1
+
+    @asynccontextmanager
+    async def _agents_threads(self) -> AsyncIterator[None]:
+        """Threads of agents that are plain functions. One that outlives its attempt is interrupted, at the latest here
+        at the end."""
+        self._threads = EpisodeThreads(max_lost=sys.maxsize)
+        try:
+            yield
+        finally:
+            await self._threads.interrupt_all()
 
     def _at_work(self) -> tuple[Agent, LightningStore]:
         if self._agent is None or self._store is None:
@@ -164,7 +174,7 @@ class LitAgentRunner(Generic[T]):
             raise
 
     async def _in_thread(self, context: contextvars.Context, function: Any, arguments: Mapping[str, Any]) -> Any:
-        """Like the plain functions of a training run: where it may run loops itself, and until the attempt is over."""
+        """Call it where no loop is running, so that it may run one itself, until the attempt is over."""
         thread = self._threads.start(lambda: call_off_loop(lambda: context.run(function, **arguments)))
         try:
             return await asyncio.wrap_future(thread.result)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ajet.observe.tracing.attributes import REWARD, agent_of, agents_around, call_of, clock_of, get_reward_value
+from ajet.observe.tracing.attributes import WORTH, agent_of, agents_around, call_of, clock_of, get_reward_value
 from ajet.schema.chat import bare_call_id
 from ajet.schema.span import Span
 from ajet.schema.task import Task
@@ -137,15 +137,15 @@ def matched_rewards(calls: Sequence[LlmCall], spans: Sequence[Span]) -> list[flo
         free = [index for index, end in enumerate(ends) if end <= when and rewards[index] is None]
         if free:
             rewards[max(free, key=lambda index: ends[index])] = value
-    for span in spans:
-        own = [index for index, call in enumerate(calls) if call.span.trace_id == span.trace_id]
-        if "ajet.episode_id" in span.attributes and own and all(rewards[index] is None for index in own):
-            rewards[own[-1]] = _worth(span)
+    for episode in (span for span in spans if "ajet.episode_id" in span.attributes):
+        own = [index for index, call in enumerate(calls) if call.span.trace_id == episode.trace_id]
+        if own and all(rewards[index] is None for index in own):
+            rewards[own[-1]] = _worth(episode)
     return rewards
 
 
 def _worth(span: Span) -> float | None:
-    value = span.attributes.get(REWARD)
+    value = span.attributes.get(WORTH)
     return float(value) if isinstance(value, int | float) else None
 
 

@@ -57,7 +57,7 @@ CALL = "openai.chat.completion"
 ROLLOUT_ID = PREFIX + "rollout_id"
 ATTEMPT_ID = PREFIX + "attempt_id"
 
-REWARD = "ajet.reward"
+WORTH = "ajet.reward"
 """What an episode, or one of its calls, was worth in training."""
 NOT_COUNTED = "ajet.reward.not_counted"
 """On a reward that came over HTTP without the control key, or not from `emit_reward`: why it has no effect."""

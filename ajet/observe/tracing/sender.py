@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from ajet.observe.episode_codec import prompt_messages
 from ajet.observe.otlp import to_json
-from ajet.observe.tracing.attributes import CALL, REWARD, SENT_AT, message_attributes
+from ajet.observe.tracing.attributes import CALL, SENT_AT, WORTH, message_attributes
 from ajet.observe.tracing.recording import root_span_id_of, trace_id_of
 from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeStatus
 from ajet.schema.span import Span, SpanStatus
@@ -211,8 +211,8 @@ def _of_episode(episode: Episode) -> dict[str, Any]:
     if episode.is_success is not None:
         values["ajet.is_success"] = episode.is_success
     if episode.reward is not None:
-        values[REWARD] = episode.reward
-    return values | {f"{REWARD}.{name}": value for name, value in episode.reward_parts.items()}
+        values[WORTH] = episode.reward
+    return values | {f"{WORTH}.{name}": value for name, value in episode.reward_parts.items()}
 
 
 def _of_call(tree: CallTree, index: int, call: Call, tokens: bool) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _of_call(tree: CallTree, index: int, call: Call, tokens: bool) -> dict[str, 
     if call.tools != ROOT:
         values["gen_ai.request.tools"] = json.dumps(tree.toolsets[call.tools], ensure_ascii=False)
     if call.reward is not None:
-        values[REWARD] = call.reward
+        values[WORTH] = call.reward
     if tokens and call.run != ROOT:
         values["prompt_token_ids"] = tree.prompt_ids(index).tolist()
         values["response_token_ids"] = tree.runs[call.run].ids.tolist()

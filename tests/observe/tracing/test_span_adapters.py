@@ -149,5 +149,7 @@ def test_an_episode_as_a_trace() -> None:
     assert whole.end_time is not None and all((span.end_time or 0) <= whole.end_time for span in calls)
     triplets = to_triplets(spans)
     assert [one.reward for one in triplets] == [None] * (len(triplets) - 1) + [episode.reward]
+    episode.tree.calls[0].reward = 0.25
+    assert [one.reward for one in to_triplets(episode_spans(episode))][:2] == [0.25, None]
     assert triplets[0].prompt["token_ids"] == episode.tree.prompt_ids(0).tolist()
     assert triplets[0].response["raw_content"]["content"] == episode.tree.calls[0].reply["content"]
