@@ -124,7 +124,8 @@ class RolloutWorkflow(Workflow):
 
 
 def _worker(rollout: Any, meta: Mapping[str, Any]) -> Any:
-    """verl's worker, with our agent loop. Raises UserError without a tokenizer."""
+    """verl's worker, with our agent loop. Raises UserError without a tokenizer and its model."""
+    from hydra.errors import InstantiationException
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
     from ajet.backbone.ray import compose_verl_config
@@ -152,8 +153,14 @@ def _worker(rollout: Any, meta: Mapping[str, Any]) -> Any:
             "agent.default_agent_loop": LOOP,
         }
         settings = {f"actor_rollout_ref.rollout.{name}": value for name, value in settings.items()}
-        settings["actor_rollout_ref.model.path"] = rollout.tokenizer.name_or_path
-        return AgentLoopWorker(compose_verl_config(settings, given=settings), rollout.llm_generate_func)
+        model = settings["actor_rollout_ref.model.path"] = rollout.tokenizer.name_or_path
+        try:
+            return AgentLoopWorker(compose_verl_config(settings, given=settings), rollout.llm_generate_func)
+        except InstantiationException as error:
+            raise UserError(
+                f"generate_sequences: verl can't read the model that tokenizer.name_or_path names, {model!r}: make the "
+                f"tokenizer by AutoTokenizer.from_pretrained(the model's folder)\n    {error.__cause__ or error}"
+            ) from error
 
 
 def _loop(rollout: Any) -> dict[str, Any]:

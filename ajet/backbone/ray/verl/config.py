@@ -135,10 +135,16 @@ def compose_verl_config(settings: Settings, given: Settings | None = None) -> Di
     A key that begins with `+` is added without being checked, as on verl's own command line. Needs verl.
     """
     from hydra import compose, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf, open_dict
 
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config: DictConfig = compose("ppo_trainer")
+    of_program = GlobalHydra.instance().hydra  # verl's own programs have one, by `@hydra.main`
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            config: DictConfig = compose("ppo_trainer")
+    finally:
+        GlobalHydra.instance().hydra = of_program
     plain = OmegaConf.to_container(config, resolve=False)
     assert isinstance(plain, dict)
     known = {key for key, _ in flatten({str(key): value for key, value in plain.items()})}

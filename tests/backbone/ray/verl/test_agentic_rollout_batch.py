@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ajet.compat.agentic_rollout import AgenticRollout, AgenticRolloutConfig
+from ajet.compat.agentic_rollout import AgenticRollout, AgenticRolloutConfig, SimpleAgenticTool
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import UserError
 from support.ray_runs import installed
@@ -53,7 +53,7 @@ def prompts(*texts: str, **meta: Any) -> Any:
 
 
 @needs_verl
-def test_tokens_masks_and_logprobs_are_those_of_sampling() -> None:
+def test_tokens_masks_and_logprobs_are_those_of_sampling(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = ModelSource.resolve("tiny:qwen2-0.3m").tokenizer()
     client = Client(tokenizer)
     config = AgenticRolloutConfig(max_steps=4, tools_config=TOOLS, temperature=0.3)
@@ -86,6 +86,8 @@ def test_tokens_masks_and_logprobs_are_those_of_sampling() -> None:
         assert tensors["position_ids"][row][attended].tolist() == list(range(len(first_prompt) + len(expected)))
     assert tensors["response_mask"][1].sum() == 0 and tensors["rm_scores"][1].sum() == 0
     assert {asked["temperature"] for asked in client.asked} == {0.3}
+    assert not any({"stop", "seed"} & asked.keys() for asked in client.asked), "not every server of verl's takes them"
+    assert "an episode on 1-" in caplog.text and "the server is gone" in caplog.text
 
 
 @needs_verl
@@ -98,6 +100,33 @@ def test_sampled_tokens_that_are_in_no_row_are_counted() -> None:
     (_, first), (_, second) = whole
     assert len(first) < 30 and made.batch["response_mask"].sum(1).tolist() == [len(first), 0, 0]
     assert made.non_tensor_batch["ajet_left_out"].tolist() == [len(second), len(broke[0][1]), 0]
+
+
+@needs_verl
+def test_one_rollout_makes_many_batches_and_its_tools_run_on_the_callers_loop() -> None:
+    from hydra import initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+
+    loops = set()
+
+    class Answer(SimpleAgenticTool):
+        async def simple_execute(self, parameters: dict[str, Any]) -> Any:
+            loops.add(asyncio.get_running_loop())
+            return 42
+
+    tokenizer = ModelSource.resolve("tiny:qwen2-0.3m").tokenizer()
+    rollout = AgenticRollout(AgenticRolloutConfig(max_steps=4), Client(tokenizer), tokenizer)
+    rollout.agent.set_tools({"calculator": Answer("calculator", "Calculates.", {"expression": {"type": "string"}})})
+
+    async def batch() -> Any:
+        made = await rollout.generate_sequences(prompts("What is 6*7?", "And 6*7?"))
+        assert loops == {asyncio.get_running_loop()}
+        loops.clear()
+        return made.non_tensor_batch["responses"].tolist()
+
+    with initialize_config_module("verl.trainer.config", version_base=None):  # as in a program with `@hydra.main`
+        assert [asyncio.run(batch()) for _ in range(2)] == [["It is 42.", "It is 42."]] * 2
+        assert GlobalHydra.instance().is_initialized()
 
 
 @needs_verl
@@ -132,6 +161,9 @@ def test_what_is_missing_is_said() -> None:
     rollout = AgenticRollout(AgenticRolloutConfig(), Client(None))
     with pytest.raises(UserError, match="needs the model's tokenizer"):
         asyncio.run(rollout.generate_sequences(prompts("?")))
+    gone = SimpleNamespace(name_or_path="/nowhere/model")
+    with pytest.raises(UserError, match=r"tokenizer.name_or_path names, '/nowhere/model'"):
+        asyncio.run(AgenticRollout(AgenticRolloutConfig(), Client(None), gone).generate_sequences(prompts("?")))
     import numpy as np
 
     empty = DataProto(batch=None, non_tensor_batch={"index": np.arange(2)})
