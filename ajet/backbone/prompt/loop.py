@@ -24,6 +24,7 @@ from ajet.backbone.prompt.settings import (
     make_proposer,
     split_tasks,
 )
+from ajet.observe.logs import ONLY_TO_FILE
 from ajet.observe.progress import Progress
 from ajet.observe.progress_state import duration
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
@@ -202,7 +203,11 @@ class PromptRun:
             )
         finally:
             self.journal.close()
-        return EXIT_NO_PROPOSAL if len(search.candidates) == 1 and search.refused_in_all else 0
+        if len(search.candidates) == 1 and search.refused_in_all:
+            why = "no proposal could be tried: %d were refused, the last because %s"
+            log.error(why, search.refused_in_all, search.why_refused, extra={ONLY_TO_FILE: True})  # the report says it
+            return EXIT_NO_PROPOSAL
+        return 0
 
     def _searched(self) -> Search:
         """Search and confirm. All episodes are recorded when it returns."""

@@ -169,9 +169,13 @@ def test_nonsense_proposals_end_with_a_report_and_exit_code_1(
     monkeypatch.chdir(tmp_path)
     conf = project(tmp_path, tasks=8, prompt_tuning__proposer=f"{HERE}->nonsense", prompt_tuning__rounds=9)
     assert main(["--conf", str(conf), "--backbone=prompt"]) == 1
-    said = capsys.readouterr().out
-    assert "3 rounds in a row, every proposal was refused" in said and "lacks the placeholder {question}" in said
-    assert "none of 0 proposals was better" in said
+    said = capsys.readouterr()
+    assert "3 rounds in a row, every proposal was refused" in said.out
+    assert "none of 0 proposals was better" in said.out and "lacks the placeholder {question}" in said.out
+    assert said.err == "", "the report has said it"
+    (events,) = tmp_path.rglob("events.jsonl")
+    last = json.loads(events.read_text().splitlines()[-1])
+    assert last["error"].startswith("no proposal could be tried: ") and "lacks the placeholder" in last["error"]
 
 
 def test_the_terminal_says_round_best_and_budget(
