@@ -30,6 +30,8 @@ STUB_TOOL: Tool = {
         "parameters": {"type": "object", "properties": {STUB_KEY: {"type": "string", "description": "a key"}}},
     },
 }
+KEPT_CHARACTERS = 16_000_000
+"""Characters of rendered texts that are kept, with what they were rendered from; beyond that all are dropped."""
 SHORT_ID_LENGTH = 9
 """Mistral's templates reject tool-call ids of any other length."""
 
@@ -82,6 +84,9 @@ class ChatTemplate:
             )
         self._tokenizer = tokenizer
         self.source: str = source if isinstance(source, str) else "\n".join(dict(source).values())
+        self._tells_time = "strftime_now" in self.source
+        self._rendered: dict[str, str] = {}
+        self._kept_characters = 0
         user = [{"role": "user", "content": stub_word("user", 0)}]
         reply = {"role": "assistant", "content": stub_word("reply", 0)}
         samples = [self._render(user, None, {}, True)]
@@ -94,8 +99,22 @@ class ChatTemplate:
     def text(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, kwargs: Mapping[str, Any], *, generate: bool
     ) -> str:
-        """The text of messages that `fit` returned. Raises TemplateRefusal."""
-        return self._render(messages, tools, kwargs, generate)
+        """The text of messages that `fit` returned. Raises TemplateRefusal.
+
+        The episodes of a group begin with the same messages, which are rendered once.
+        """
+        if self._tells_time:
+            return self._render(messages, tools, kwargs, generate)
+        given = repr((messages, tools, kwargs, generate))
+        if given not in self._rendered:
+            text = self._render(messages, tools, kwargs, generate)
+            self._kept_characters += len(given) + len(text)
+            if self._kept_characters > KEPT_CHARACTERS:
+                self._rendered.clear()
+                self._kept_characters = len(given) + len(text)
+            self._rendered[given] = text
+            return text
+        return self._rendered[given]
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, kwargs: Mapping[str, Any], generate: bool

@@ -37,7 +37,7 @@ from ajet.task_runner.attempt import (
     WorkflowResult,
 )
 from ajet.task_runner.environments import EnvironmentEndings, LeasedSandbox
-from ajet.task_runner.off_loop import cancel_loops, drop_complaints, end_tasks, run_with_pauses
+from ajet.task_runner.off_loop import cancel_loops, drop_complaints, end_loop, run_with_pauses
 from ajet.task_runner.process_state import ROUND_S, ProcessState, raise_in
 from ajet.task_runner.results import WorkflowInterrupted, run_workflow
 from ajet.task_runner.workflow import Workflow
@@ -213,23 +213,29 @@ class EpisodeThread(Generic[T]):
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     def _main(self) -> None:
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
         try:
-            with asyncio.Runner() as runner:
-                try:
-                    value = run_with_pauses(runner.get_loop(), self._supervised(), (WorkflowInterrupted,))
-                except WorkflowInterrupted:
-                    raise
-                except BaseException as error:  # noqa: BLE001 - sys.exit() in user code must not end the thread unnoticed
-                    self._leave()
-                    self.result.set_exception(_for_the_service_loop(error))
-                else:
-                    self._leave()
-                    self.result.set_result(value)
-                end_tasks(runner.get_loop())
+            try:
+                self._run(loop)
+            finally:
+                end_loop(loop)
         except WorkflowInterrupted:
             self._interrupted = True
             if not self.result.done():
                 self.result.set_exception(WorkflowFault("the thread was interrupted"))
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            value = run_with_pauses(loop, self._supervised(), (WorkflowInterrupted,))
+        except WorkflowInterrupted:
+            raise
+        except BaseException as error:  # noqa: BLE001 - sys.exit() in user code must not end the thread unnoticed
+            self._leave()
+            self.result.set_exception(_for_the_service_loop(error))
+        else:
+            self._leave()
+            self.result.set_result(value)
 
     async def _supervised(self) -> T:
         task = asyncio.current_task()

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -313,29 +314,46 @@ class _Forest:
         return Pack(self.layout, ids, positions, ends, _blocks(roots), self._edges(), self.unshared)
 
     def _edges(self) -> Edges:
-        columns: dict[str, list[NDArray[np.generic]]] = {name: [] for name in Edges.__slots__}
-        count = 0
-        for item, prompt, reply in self.items:
-            call = item.tree.calls[item.call]
-            token = np.flatnonzero(call.mask).astype(np.int64)
-            edges = len(token)
-            position = reply.where + token - 1
-            if token[0] == 0:
-                position[0] = prompt.where + len(prompt.ids) - 1
-            temperature = call.sampling.logprob_temperature
-            advantage, weight = np.array(item.entries, np.float64).T
-            columns["position"].append(position)
-            columns["target"].append(item.tree.runs[call.run].ids[token].astype(np.int64))
-            columns["temperature"].append(np.full(edges, temperature))
-            columns["sampler_logprob"].append(call.logprobs[token].astype(np.float64))
-            for name, value in (("episode", item.episode), ("call", item.call), ("trajectory", item.trajectory)):
-                columns[name].append(np.full(edges, value, np.int64))
-            columns["token"].append(token)
-            columns["entry_edge"].append(np.repeat(np.arange(count, count + edges), len(item.entries)))
-            columns["entry_advantage"].append(np.tile(advantage, edges))
-            columns["entry_weight"].append(np.tile(weight, edges))
-            count += edges
-        return Edges(**{name: np.concatenate(parts) for name, parts in columns.items()})
+        calls = [item.tree.calls[item.call] for item, _, _ in self.items]
+        tokens = [np.flatnonzero(call.mask) for call in calls]
+        counts = [len(token) for token in tokens]
+        token = np.concatenate(tokens)
+        first = np.cumsum([0, *counts[:-1]])
+
+        def each(values: Iterable[float], kind: type) -> NDArray[Any]:
+            """The call's value for each of its edges."""
+            return np.repeat(np.fromiter(values, kind, len(calls)), counts)
+
+        position = each((reply.where for _, _, reply in self.items), np.int64) + token - 1
+        at_prompt = token[first] == 0
+        prompt_end = np.array([prompt.where + len(prompt.ids) - 1 for _, prompt, _ in self.items])
+        position[first[at_prompt]] = prompt_end[at_prompt]
+        replies = [
+            (item.tree.runs[call.run].ids, call.logprobs) for (item, _, _), call in zip(self.items, calls, strict=True)
+        ]
+        entries = np.array([entry for item, _, _ in self.items for entry in item.entries], np.float64)
+        numbers = np.array([len(item.entries) for item, _, _ in self.items])
+        edge_numbers = np.repeat(numbers, counts)
+        entry_edge = np.repeat(np.arange(len(token)), edge_numbers)
+        within = np.arange(len(entry_edge)) - np.repeat(np.cumsum(edge_numbers) - edge_numbers, edge_numbers)
+        entry = np.repeat(np.cumsum(numbers) - numbers, counts)[entry_edge] + within
+        return Edges(
+            position=position,
+            target=np.concatenate([ids[chosen] for (ids, _), chosen in zip(replies, tokens, strict=True)]).astype(
+                np.int64
+            ),
+            temperature=each((call.sampling.logprob_temperature for call in calls), np.float64),
+            sampler_logprob=np.concatenate(
+                [of[chosen] for (_, of), chosen in zip(replies, tokens, strict=True)]
+            ).astype(np.float64),
+            episode=each((item.episode for item, _, _ in self.items), np.int64),
+            call=each((item.call for item, _, _ in self.items), np.int64),
+            token=token,
+            trajectory=each((item.trajectory for item, _, _ in self.items), np.int64),
+            entry_edge=entry_edge,
+            entry_advantage=entries[entry, 0],
+            entry_weight=entries[entry, 1],
+        )
 
 
 def _prompt_part(item: Item, run: int) -> IntArray:

@@ -59,6 +59,8 @@ class Loop:
     def __init__(self, source: str) -> None:
         self.tokenizer = copy.deepcopy(tokenizer("chatml"))
         self.tokenizer.chat_template = source
+        self.own = Renderer(copy.deepcopy(self.tokenizer))
+        """The test's, so that nothing is kept from its renderings."""
         self.rendered: list[int] = []
         render = self.tokenizer.apply_chat_template
 
@@ -78,7 +80,7 @@ class Loop:
     def ask(self) -> Any:
         """A call whose prompt is compared with the template's rendering."""
         call = self.tracker.begin("a", "t", json.loads(json.dumps(self.messages)), self.tools, Sampling())
-        expected = self.renderer.render(self.messages, self.tools)
+        expected = self.own.render(self.messages, self.tools)
         assert self.tokenizer.decode(call.prompt_ids) == self.tokenizer.decode(expected)
         assert call.prompt_ids == expected
         assert STUB not in self.tokenizer.decode(call.prompt_ids)
@@ -136,13 +138,32 @@ def test_parallel_results_may_come_in_any_order_and_late() -> None:
 
 def test_each_shape_is_compared_once_and_then_costs_what_is_new() -> None:
     loop = Loop(template("the name of the last call"))
-    for _ in range(2):
+    for call_id in "cd":
         loop.start()
         for index in range(40):
             loop.rendered.clear()
-            loop.turn(index, f"c{index}")
-            mine = loop.rendered[:-1]  # the last one is the test's own
-    assert mine == [3]
+            loop.turn(index, f"{call_id}{index}")
+    assert loop.rendered == [3]
+
+
+def test_equal_messages_are_rendered_once_unless_the_template_tells_the_time() -> None:
+    for time, expected in (("", [1]), ("{#- strftime_now -#}", [1, 1])):
+        loop = Loop(time + template("the name of the last call"))
+        loop.rendered.clear()
+        prompts = []
+        for _ in range(2):
+            loop.start()
+            prompts.append(loop.ask().prompt_ids)
+        assert prompts[0] == prompts[1]
+        assert prompts[0] is not prompts[1]
+        assert loop.rendered == expected
+
+
+def test_what_differs_in_type_alone_is_rendered_again() -> None:
+    """For Jinja, `1` and `true` are equal as keys and differ as text."""
+    loop = Loop("{{ flag }}" + template("the name of the last call"))
+    texts = [loop.renderer.text(loop.messages, (), {"flag": flag}) for flag in (1, True, 1.0, "1", None)]
+    assert [text.split("<")[0] for text in texts] == ["1", "True", "1.0", "1", "None"]
 
 
 END = """{%- for message in messages %}
