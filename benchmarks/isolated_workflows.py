@@ -1,6 +1,7 @@
-"""What isolation costs: the quickstart's steps with workflows in threads, and in a process for each episode.
+"""What isolation costs: the quickstart's steps with workflows in threads, in a process for each episode, and in
+processes that stay.
 
-Both arms run in turn, in the same minutes, and their median steps are compared; a step of the quickstart is 64 episodes
+The arms run in turn, in the same minutes, and their median steps are compared; a step of the quickstart is 64 episodes
 of a model with 0.34 M parameters and one update, so hardly anything hides the cost. What no isolation can save is
 measured beside it: the CPU time of processes that are forked from the same server and end at once, or after they have
 opened an event loop.
@@ -29,7 +30,12 @@ from ajet.observe.metrics import read_metrics
 ROOT = Path(__file__).parents[1]
 STEPS = 8
 TURNS = 3
-ARMS = {"threads": "asyncio-with-gc", "processes": "multi-processing"}
+ARMS = {
+    "threads": ["asyncio-with-gc"],
+    "processes": ["multi-processing"],
+    "processes_that_stay": ["multi-processing", "task_runner.process_lifetime=run"],
+}
+"""The kind of runner, and other keys."""
 EPISODES = 64
 """In a step."""
 WARM_UP = 2
@@ -40,11 +46,11 @@ SHORT = [
 ]  # fmt: skip
 
 
-def steps(wrapper: str, folder: Path) -> list[dict[str, Any]]:
+def steps(arm: list[str], folder: Path) -> list[dict[str, Any]]:
     """One run's steps."""
     command = [
         sys.executable, "-m", "ajet", "--conf", str(ROOT / "configs" / "quickstart.yaml"), "--exp-dir", str(folder),
-        f"task_runner.wrapper_type={wrapper}", *SHORT,
+        f"task_runner.wrapper_type={arm[0]}", *arm[1:], *SHORT,
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
@@ -91,18 +97,18 @@ def main() -> None:
     seconds: dict[str, dict[str, list[float]]] = {arm: {"step": [], "rollout": []} for arm in ARMS}
     with tempfile.TemporaryDirectory() as place:
         for turn in range(TURNS):
-            for arm, wrapper in ARMS.items():
-                for step in steps(wrapper, Path(place) / f"{arm}-{turn}"):
+            for arm, keys in ARMS.items():
+                for step in steps(keys, Path(place) / f"{arm}-{turn}"):
                     for part, values in seconds[arm].items():
                         values.append(step[f"time/{part}"])
     medians = {
         arm: {part: round(median(values), 3) for part, values in parts.items()} for arm, parts in seconds.items()
     }
     floor = medians["threads"]["step"] + EPISODES * forks["opens_a_loop"] / 1e3 / (os.cpu_count() or 1)
-    ratio = round(medians["processes"]["step"] / medians["threads"]["step"], 2)
+    ratios = {arm: round(medians[arm]["step"] / medians["threads"]["step"], 2) for arm in list(ARMS)[1:]}
     figures = {
         "median_seconds": medians,
-        "ratio_of_steps": ratio,
+        "ratio_of_steps": ratios,
         "cpu_ms_of_a_child_that": forks,
         "floor_of_the_ratio": round(floor / medians["threads"]["step"], 2),
     }

@@ -100,8 +100,10 @@ class Soak:
             "trainer_common.test_freq=0", "trainer_common.val_before_train=false",
             "rollout.user_workflow=benchmarks/_soak_workflow.py->SoakWorkflow", f"task_runner.wrapper_type={wrapper}",
             f"gateway.port={self.ports['gateway']}", f"task_runner.remote.port={self.ports['runners']}",
-            "task_runner.remote.lease=3", "task_runner.processes=4", "rollout.episode_timeout=120",
+            "task_runner.remote.lease=3", "rollout.episode_timeout=120",
         ]  # fmt: skip
+        if wrapper == "multi-processing":
+            settings.append("rollout.max_env_worker=4")
         command = [sys.executable, "-m", "ajet", "--conf", "configs/quickstart.yaml", "--exp-dir", str(self.folder)]
         with self.output.open("ab") as out:
             self.began = out.tell()

@@ -118,7 +118,7 @@ class _Runner:
 
     def __init__(self, arguments: Namespace, key: str) -> None:
         from ajet.schema.user_code import import_class
-        from ajet.task_runner.processes import ForkedWorkers
+        from ajet.system.forking import ForkedWorkers
         from ajet.task_runner.tuner import rehearse
         from ajet.task_runner.workflow import Workflow
 

@@ -165,8 +165,9 @@ class TaskRunnerConfig(Section):
     """Seconds after which a workflow's process is ended; `rollout.episode_timeout` applies as well."""
     max_lost_threads: Count = 8
     """Workflow threads that may be stuck for good before the run ends with a hint to use `multi-processing`."""
-    processes: Positive | Literal["auto"] = "auto"
-    """With `multi-processing`: most processes at a time. `auto`: `rollout.max_env_worker`."""
+    process_lifetime: Literal["episode", "run"] = "episode"
+    """With `multi-processing`: `episode` gives each episode a fresh process. `run` lets processes stay for the next
+    episode, which is faster; what the workflow changes in its process (globals, the working folder) then stays too."""
 
 
 Treatment = Real | Literal["judge", "mask", "drop"]

@@ -1,8 +1,9 @@
 """`ProcessRunner`: attempts in worker processes, each forked from a server that has imported the user's code.
 
-This is `wrapper_type: multi-processing`. `fork_server.py` is a small process that imports the user's code once and
-forks a worker for each attempt; it never imports torch, has one thread and holds no model. `worker.py` is what a worker
-does. Model calls go through the gateway; task, reward and metadata cross as JSON.
+This is `wrapper_type: multi-processing`. The fork server is a small process that imports the user's code once and forks
+a worker for each attempt; it never imports torch, has one thread and holds no model. With `process_lifetime: run`, a
+worker that has ended an attempt is given another. `worker.py` is what a worker does. Model calls go through the
+gateway; task, reward and metadata cross as JSON.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -29,11 +29,10 @@ from ajet.environment.environment import EnvironmentSource, find_source
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Failure
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.task import WorkflowTask
-from ajet.system.forking import PACKET, kill_all, reseed
-from ajet.system.processes import adopt_orphans, children, kill_below
+from ajet.system.forking import PACKET
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider, WorkflowResult
 from ajet.task_runner.environments import EnvironmentEndings, environment_settings
-from ajet.task_runner.worker import LINE_LIMIT
+from ajet.task_runner.worker import FREE, LINE_LIMIT
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -49,6 +48,8 @@ MOST_EVENTS = 10_000
 """The most environment events accepted from a worker: more than an honest one sends."""
 DUMP_S = 0.1
 """How long a worker has to print its stack before it is killed."""
+CLEARING_S = 2.0
+"""How long a worker that stays has, after its result, to end what user code left running."""
 
 
 class ForkServerClient:
@@ -154,36 +155,179 @@ class ForkServerClient:
             ended.set_result(event)
 
 
+class WorkerProcess:
+    """A process of the fork server, and the descriptors that reach it."""
+
+    def __init__(self, server: ForkServerClient) -> None:
+        self._server = server
+        self._channel, theirs = socket.socketpair()
+        self._stderr, their_stderr = os.pipe()
+        os.set_blocking(self._stderr, False)
+        self._said = bytearray()
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._number: int | None = None
+        self.not_started = ""
+        """Why there is none."""
+        try:
+            self._number = server.start(theirs, their_stderr)
+        except OSError as error:
+            self.not_started = f"the fork server can't be reached: {error}"
+        finally:
+            theirs.close()
+            os.close(their_stderr)
+        asyncio.get_running_loop().add_reader(self._stderr, self._read_stderr)
+
+    async def streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Its channel."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(sock=self._channel, limit=LINE_LIMIT)
+        return self._streams
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can be given another attempt, as far as is known."""
+        return self._streams is not None and not self._streams[0].at_eof() and not self._server.died
+
+    async def is_free(self) -> bool:
+        """Wait until it has cleared up after an attempt. False if it doesn't."""
+        reader, _ = await self.streams()
+        try:
+            async with asyncio.timeout(CLEARING_S):
+                return bool(json.loads(await reader.readline()) == FREE)
+        except (TimeoutError, ConnectionError, ValueError):  # user code hangs, ended it, or wrote to the channel
+            return False
+
+    def begin(self) -> None:
+        """What it writes from now on belongs to another attempt."""
+        self._read_stderr()
+        self._said.clear()
+
+    async def stack(self) -> str:
+        """What it is doing, and what it wrote before."""
+        if self._number is None:
+            return ""
+        self._server.command("dump", self._number)
+        await asyncio.sleep(DUMP_S)
+        return self.written()
+
+    async def ending(self) -> str:
+        """Describe how it ended."""
+        assert self._number is not None
+        return await self._server.exit_of(self._number)
+
+    def written(self) -> str:
+        """The end of what it wrote to its standard error."""
+        self._read_stderr()
+        return self._said.decode(errors="replace")
+
+    def end(self) -> None:
+        """Kill it and everything it started."""
+        if self._number is not None:
+            self._server.command("kill", self._number)
+            self._server.forget(self._number)
+        if self._streams is not None:
+            self._streams[1].close()
+        else:
+            self._channel.close()
+        asyncio.get_running_loop().remove_reader(self._stderr)
+        os.close(self._stderr)
+
+    def _read_stderr(self) -> None:
+        """Forward what the worker wrote, and keep the end of it."""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(16):  # a worker that writes endlessly must not block the service loop
+                text = os.read(self._stderr, PACKET)
+                if not text:
+                    asyncio.get_running_loop().remove_reader(self._stderr)
+                    return
+                self._said += text
+                del self._said[:-STDERR_KEPT]
+                sys.stderr.write(text.decode(errors="replace"))
+
+
+class WorkerProcesses:
+    """The fork server's workers: a new one for each attempt, or, if they stay, one that has ended its last."""
+
+    def __init__(self, config: Config, base_dirs: Sequence[Path]) -> None:
+        self._config = config
+        self._base_dirs = base_dirs
+        self._stay = config.ajet.task_runner.process_lifetime == "run"
+        self._idle: list[WorkerProcess] = []
+        self._clearing: set[asyncio.Task[None]] = set()
+        self._server = ForkServerClient(config, base_dirs)
+
+    async def ready(self) -> None:
+        """Replaces a server that died (its workers died with it)."""
+        if self._server.died:
+            log.warning("the fork server ended unexpectedly; starting another")
+            self._server.close()
+            self._server = ForkServerClient(self._config, self._base_dirs)
+        await self._server.ready()
+
+    def take(self) -> WorkerProcess:
+        """A worker for one attempt."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.is_there:
+                worker.begin()
+                return worker
+            worker.end()
+        return WorkerProcess(self._server)
+
+    def give_back(self, worker: WorkerProcess, *, has_answered: bool) -> None:
+        """The attempt is over. A worker that hasn't answered may be doing anything."""
+        if not self._stay or not has_answered:
+            worker.end()
+            return
+        clearing = asyncio.get_running_loop().create_task(self._keep(worker))
+        self._clearing.add(clearing)
+        clearing.add_done_callback(self._clearing.discard)
+
+    async def _keep(self, worker: WorkerProcess) -> None:
+        kept = False
+        try:
+            kept = await worker.is_free()
+        finally:
+            if kept:
+                self._idle.append(worker)
+            else:
+                worker.end()
+
+    async def aclose(self) -> None:
+        """End them all."""
+        for clearing in list(self._clearing):
+            clearing.cancel()
+        await asyncio.gather(*self._clearing, return_exceptions=True)
+        for worker in self._idle:
+            worker.end()
+        self._idle.clear()
+        self._server.close()
+
+
 class ProcessRunner:
-    """Runs each attempt in its own process. A crash, a hang or `os._exit` ends only that attempt."""
+    """Runs attempts in processes. A crash, a hang or `os._exit` ends only that attempt."""
 
     def __init__(self, config: Config, sessions: SessionProvider, base_dirs: Sequence[Path] = ()) -> None:
-        self._config = config
         self._sessions = sessions
-        self._base_dirs = base_dirs
-        self.server = ForkServerClient(config, base_dirs)
+        self.workers = WorkerProcesses(config, base_dirs)
         self._world = environment_settings(config)
         self._service = find_source(self._world) if self._world is not None and self._world.url is not None else None
         """The service at which a killed worker's instances are ended. All other environments end with their process."""
         self._endings = EnvironmentEndings()
 
     async def ready(self) -> None:
-        """Replaces a server that died (its workers died with it)."""
-        if self.server.died:
-            log.warning("the fork server ended unexpectedly; starting another")
-            self.server.close()
-            self.server = ForkServerClient(self._config, self._base_dirs)
-        await self.server.ready()
+        """The user's code is imported. Raises ImportPathError if it can't be."""
+        await self.workers.ready()
 
     def begin(self, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly) -> RunningAttempt:
         record = None
         if self._world is not None:
             record = EnvironmentRecord(self._world.source or self._world.url or "")
         end = _EnvironmentEnd(record, self._service, self._endings)
-        return _AttemptInProcess(self.server, self._sessions, workflow_task, open_session, ended_early, end)
+        return _AttemptInProcess(self.workers, self._sessions, workflow_task, open_session, ended_early, end)
 
     async def aclose(self) -> None:
-        self.server.close()
+        await self.workers.aclose()
         await self._endings.wait()
 
 
@@ -207,7 +351,7 @@ class _EnvironmentEnd(NamedTuple):
 class _AttemptInProcess:
     def __init__(
         self,
-        server: ForkServerClient,
+        workers: WorkerProcesses,
         sessions: SessionProvider,
         workflow_task: WorkflowTask,
         open_session: OpenSession,
@@ -215,39 +359,29 @@ class _AttemptInProcess:
         environment_end: _EnvironmentEnd,
     ) -> None:
         self._environment_end = environment_end
-        self._server = server
+        self._workers = workers
         self._sessions = sessions
         self._task = workflow_task
         self._open_session = open_session
         self._ended_early = ended_early
-        self._channel, theirs = socket.socketpair()
-        self._stderr, their_stderr = os.pipe()
-        os.set_blocking(self._stderr, False)
-        self._said = bytearray()
-        self._number: int | None = None
-        self._not_started = ""
-        try:
-            self._number = server.start(theirs, their_stderr)
-        except OSError as error:
-            self._not_started = f"the fork server can't be reached: {error}"
-        finally:
-            theirs.close()
-            os.close(their_stderr)
-        asyncio.get_running_loop().add_reader(self._stderr, self._read_stderr)
-        self._writer: asyncio.StreamWriter | None = None
+        self._worker = workers.take()
+        self._has_answered = False
 
     async def result(self) -> WorkflowResult:
-        if self._number is None:
-            return WorkflowResult(failure=Failure("IsolationFault", self._not_started), failed_in="isolation")
-        reader, self._writer = await asyncio.open_connection(sock=self._channel, limit=LINE_LIMIT)
+        worker = self._worker
+        if worker.not_started:
+            return WorkflowResult(failure=Failure("IsolationFault", worker.not_started), failed_in="isolation")
+        reader, writer = await worker.streams()
         phase: Literal["isolation", "workflow", "judge"] = "isolation"
         raised = False
         try:
-            self._writer.write(self._task.model_dump_json(exclude={"gym_env"}).encode() + b"\n")
+            writer.write(self._task.model_dump_json(exclude={"gym_env"}).encode() + b"\n")
             while line := await reader.readline():
                 message = json.loads(line)
                 if "result" in message:
-                    return WorkflowResult.from_json(message["result"])
+                    result = WorkflowResult.from_json(message["result"])
+                    self._has_answered = True
+                    return result
                 if "started" in message:
                     phase = "workflow"
                 elif "environment" in message:
@@ -256,20 +390,19 @@ class _AttemptInProcess:
                     phase = "judge"
                 elif "raised" in message:
                     raised = True
-                    self._writer.write(json.dumps(self._ended_early(bool(message["explained"]))).encode() + b"\n")
+                    writer.write(json.dumps(self._ended_early(bool(message["explained"]))).encode() + b"\n")
                 else:
                     key = await self._sessions.access(await self._open_session(message["targets"]))
                     access = {"base_url": key.base_url, "api_key": key.api_key, "control_key": key.control_key}
-                    self._writer.write(json.dumps(access).encode() + b"\n")
+                    writer.write(json.dumps(access).encode() + b"\n")
         except (ConnectionError, ValueError, TypeError, LookupError, OverflowError, RecursionError, UserError) as error:
             # it died halfway, or user code wrote to the channel
             why = f"; its last message was unreadable: {error}" if not isinstance(error, ConnectionError) else ""
         else:
             why = ""
-        how = await self._server.exit_of(self._number)
-        self._read_stderr()
+        how = await worker.ending()
         owner = {"judge": "the judge's", "workflow": "the workflow's"}.get(phase, "the")
-        failure = Failure("WorkflowFault", f"{owner} process {how}{why}", self._tail())
+        failure = Failure("WorkflowFault", f"{owner} process {how}{why}", worker.written())
         if phase == "judge":
             failure.kind = "JudgeFault"
         elif phase == "isolation":
@@ -289,122 +422,9 @@ class _AttemptInProcess:
             record.events.append(event)
 
     async def where(self) -> str:
-        if self._number is None:
-            return ""
-        self._server.command("dump", self._number)
-        await asyncio.sleep(DUMP_S)
-        self._read_stderr()
-        return self._tail()
+        return await self._worker.stack()
 
     def release(self) -> None:
-        if self._number is not None:
-            self._server.command("kill", self._number)
-            self._server.forget(self._number)
+        self._workers.give_back(self._worker, has_answered=self._has_answered)
+        if not self._worker.not_started:
             self._environment_end.ensure(self._task.episode_uuid)
-        if self._writer is not None:
-            self._writer.close()
-        else:
-            self._channel.close()
-        asyncio.get_running_loop().remove_reader(self._stderr)
-        os.close(self._stderr)
-
-    def _read_stderr(self) -> None:
-        """Forward what the worker wrote, and keep the end of it."""
-        with contextlib.suppress(BlockingIOError):
-            for _ in range(16):  # a worker that writes endlessly must not block the service loop
-                text = os.read(self._stderr, PACKET)
-                if not text:
-                    asyncio.get_running_loop().remove_reader(self._stderr)
-                    return
-                self._said += text
-                del self._said[:-STDERR_KEPT]
-                sys.stderr.write(text.decode(errors="replace"))
-
-    def _tail(self) -> str:
-        return self._said.decode(errors="replace")
-
-
-STOPPING = (signal.SIGINT, signal.SIGTERM)
-
-
-class Ended(NamedTuple):
-    """A worker that has ended."""
-
-    number: int
-    code: int
-    """Its exit code; negative: the signal that killed it."""
-
-
-class ForkedWorkers:
-    """`body` is what a worker does: it gets the worker's number and the runner's process id, and returns the exit
-    code. What a worker leaves behind is killed, and so is whatever else this process starts from now on."""
-
-    def __init__(self, body: Callable[[int, int], int]) -> None:
-        adopt_orphans()
-        self._others = children()
-        self._body = body
-        self._numbers: dict[int, int] = {}
-        """Process id → number."""
-        self._stopped = False
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def start(self, number: int) -> None:
-        """Fork a worker, unless `stop` was called."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        runner = os.getpid()
-        # a signal that came between the fork and the worker's own handlers would run the runner's handlers there
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-        try:
-            if self._stopped:
-                return
-            process = os.fork()
-            if process == 0:
-                self._become_worker(number, runner)
-            self._numbers[process] = number
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def stop(self) -> None:
-        """Ask all workers to finish what they have begun. No other one starts."""
-        self._stopped = True
-        for process in list(self._numbers):
-            os.kill(process, signal.SIGTERM)
-
-    def wait(self) -> Ended:
-        """Wait until a worker ends."""
-        while True:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            assert found is not None
-            number = self._numbers.get(found.si_pid)
-            if number is not None:
-                kill_all(found.si_pid)  # before it is reaped: until then, its process id isn't reused
-            kill_below(keep={*self._numbers, *self._others})
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-            try:
-                _, status = os.waitpid(found.si_pid, 0)
-                self._numbers.pop(found.si_pid, None)
-                self._others.discard(found.si_pid)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            if number is not None:
-                return Ended(number, os.waitstatus_to_exitcode(status))
-
-    def _become_worker(self, number: int, runner: int) -> NoReturn:
-        code = 1
-        try:
-            adopt_orphans()
-            os.setsid()  # Ctrl-C on the terminal reaches the runner alone, and all that a worker starts can be killed
-            for stopping in STOPPING:
-                signal.signal(stopping, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-            reseed()
-            code = self._body(number, runner)
-        except BaseException:  # noqa: BLE001 - a worker must never return to the runner's loop
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)

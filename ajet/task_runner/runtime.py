@@ -204,7 +204,7 @@ class Runtime:
         finally:
             self._loader.user_code_imported()
         self._prepared(self._judge)
-        self.pool = self.run(self._make_pool(isolated))
+        self.pool = self.run(self._make_pool())
         if outside:
             self.run(self._accept_external_episodes())
 
@@ -257,11 +257,8 @@ class Runtime:
             judge.prepare()
         return judge
 
-    async def _make_pool(self, isolated: bool) -> RolloutPool:
+    async def _make_pool(self) -> RolloutPool:
         parallel = self._parallel or self.config.ajet.rollout.max_env_worker
-        processes = self.config.ajet.task_runner.processes
-        if isolated and isinstance(processes, int):
-            parallel = min(parallel, processes)
         late_judge = self._late_judge()
         return RolloutPool(
             TaskRunner(self, self.attempts, late_judge),

@@ -2,7 +2,7 @@
 
 Its channel carries one JSON object per line. The worker receives the task, asks for access to the model once its
 workflow exists, asks how the episode ended if the workflow raised, reports when judging begins and what its
-environment was asked, and sends the result.
+environment was asked, and sends the result. A worker that stays then says that it is free.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ from ajet.system.forking import ForkingServer, serve
 from ajet.task_judge.base_judge import JUDGE_KEY, BaseJudge, load_judge
 from ajet.task_runner.attempt import EarlyEnding, WorkflowResult
 from ajet.task_runner.environments import LeasedSandbox, find_environment, find_sandbox, load_workflow
-from ajet.task_runner.off_loop import run_with_pauses
+from ajet.task_runner.off_loop import end_loop, run_with_pauses
 from ajet.task_runner.results import describe, run_workflow
 from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow import Workflow
 
 LINE_LIMIT = 64 * 1024 * 1024
 """Size limit of a message between a worker and the process that runs the episodes."""
+FREE = {"free": True}
+"""What a worker that stays says when it has cleared up after an attempt."""
 
 
 def run_worker(
@@ -48,12 +50,22 @@ def run_worker(
     channel: socket.socket,
     stderr: int,
 ) -> None:
-    """Never returns."""
+    """Run one attempt, or, if workers stay, one after another until there are no more. Never returns."""
     _own_streams(stderr)
-    with asyncio.Runner() as runner:
-        run_with_pauses(runner.get_loop(), _serve(config, workflow_class, environments, sandboxes, base_dirs, channel))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    while channel.recv(1, socket.MSG_PEEK):
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        serving = _serve(config, workflow_class, environments, sandboxes, base_dirs, channel.dup())
+        try:
+            run_with_pauses(loop, serving)
+        finally:
+            end_loop(loop)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if config.ajet.task_runner.process_lifetime == "episode":
+            break
+        channel.setblocking(True)
+        channel.sendall(json.dumps(FREE).encode() + b"\n")
     os._exit(0)  # skip the server's exit handlers, and don't wait for threads that user code left
 
 

@@ -18,6 +18,7 @@ from ajet.config import make_config
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import EngineError, ImportPathError
 from ajet.schema.task import Task, WorkflowTask
+from ajet.task_runner import processes
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.runner import TaskRunner
 from support import TESTS
@@ -64,7 +65,18 @@ class Agent(Workflow):
                 except OSError:
                     pass
             os._exit(0)
-        if act == "where":
+        if act == "leave a task":
+            asyncio.get_running_loop().create_task(asyncio.sleep(600))
+        if act == "leave what never ends":
+            async def stubborn():
+                while True:
+                    try:
+                        await asyncio.sleep(600)
+                    except asyncio.CancelledError:
+                        pass
+            asyncio.get_running_loop().create_task(stubborn())
+            await asyncio.sleep(0)
+        if act == "where" or act.startswith("leave"):
             return WorkflowOutput(reward=1, metadata={"pid": os.getpid(), "random": random.random(),
                 "heavy": sorted({"torch", "transformers"} & set(sys.modules)), "when": object(),
                 "size": tuner.config.frozen_lake.size})
@@ -150,7 +162,8 @@ def is_alive(process: int) -> bool:
 
 
 @pytest.mark.slow
-def test_good_and_bad_episodes_side_by_side(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lifetime", ["episode", "run"])
+def test_good_and_bad_episodes_side_by_side(tmp_path: Path, lifetime: str) -> None:
     async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         acts = ["talk", "reward", "judge", "judge_none", "judge_nan", "judge_exit"]
         acts += ["exit", "segfault", "raise", "sys_exit", "garbage"]
@@ -180,7 +193,7 @@ def test_good_and_bad_episodes_side_by_side(tmp_path: Path) -> None:
         assert "agent.py" in segfault.traceback and "in execute" in segfault.traceback
         assert all(episode.attempts == 1 for episode in episodes.values())
 
-    play(tmp_path, scene)
+    play(tmp_path, scene, task_runner__process_lifetime=lifetime)
 
 
 @pytest.mark.slow
@@ -256,6 +269,45 @@ def test_workers_are_fresh_light_and_see_the_users_config(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_worker_that_stays_runs_the_next_episode_unless_it_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "CLEARING_S", 0.5)
+
+    async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
+        assert isinstance(runner.attempts, ProcessRunner)
+        workers = runner.attempts.workers
+
+        async def process(act: str) -> int:
+            episode = await episode_of(runner, act)
+            assert episode.status is EpisodeStatus.COMPLETED, episode.failure
+            pid = episode.metadata["pid"]
+            assert isinstance(pid, int)
+            await until(lambda: not workers._clearing)
+            return pid
+
+        first = await process("where")
+        assert await process("leave a task") == first
+        assert (await episode_of(runner, "raise")).status is EpisodeStatus.WORKFLOW_ERROR
+        await until(lambda: not workers._clearing)
+        assert await process("leave what never ends") == first
+        await until(lambda: is_gone(first))
+        second = await process("where")
+        assert second != first
+        assert (await episode_of(runner, "exit")).status is EpisodeStatus.WORKFLOW_ERROR
+        third = await process("where")
+        os.kill(third, signal.SIGKILL)  # while it waits for the next
+        await until(lambda: not workers._idle[0].is_there)
+        fourth = await process("where")
+        assert fourth not in (first, second, third)
+        last.append(fourth)
+
+    last: list[int] = []
+    play(tmp_path, scene, task_runner__process_lifetime="run")
+    wait_until(lambda: is_gone(last[0]))
+
+
+@pytest.mark.slow
 def test_what_the_model_ended_is_judged_in_the_worker(tmp_path: Path) -> None:
     async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         episodes = [await episode_of(runner, act) for act in ("early", "early_raise", "early_exit")]
@@ -301,7 +353,7 @@ def test_a_fork_server_that_dies_is_replaced(tmp_path: Path) -> None:
         file = tmp_path / "pid"
         running = asyncio.ensure_future(episode_of(runner, "spawn", file=str(file)))
         await until(lambda: file.exists() and file.read_text())
-        os.kill(runner.attempts.server._process.pid, signal.SIGKILL)
+        os.kill(runner.attempts.workers._server._process.pid, signal.SIGKILL)
         episode = await running
         assert episode.status is EpisodeStatus.WORKFLOW_ERROR
         assert (await episode_of(runner, "talk")).reward == 5.0
@@ -329,7 +381,7 @@ async def main():
                            "task_runner.wrapper_type": "multi-processing"}})
     sessions = SmallProvider(config, LineEngine("x"))
     attempts = ProcessRunner(config, sessions)
-    print(attempts.server._process.pid, flush=True)
+    print(attempts.workers._server._process.pid, flush=True)
     task = Task(task_id="t", main_query="spawn", metadata={{"file": "{tmp_path}/pid"}})
     await TaskRunner(sessions, attempts).run(WorkflowTask(task=task))
 

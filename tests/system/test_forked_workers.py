@@ -15,7 +15,7 @@ from support.waiting import wait_until
 PROGRAM = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from ajet.task_runner.processes import ForkedWorkers
+from ajet.system.forking import ForkedWorkers
 from support import TESTS
 from support.detached import detach
 
