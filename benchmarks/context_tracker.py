@@ -7,7 +7,7 @@ as happens when a model samples. Requests arrive as fresh JSON; parsing it is no
 
 The tokenizer is built here and resembles those of today's models (30,000 merges learned from Python's own sources,
 Qwen's splitting rule, ChatML with tools); `--model` uses another one. Writes `results/context_tracker.json` and, if
-matplotlib is installed, the chart of `docs/benchmarks/context_tracker.md`.
+matplotlib is installed, the chart of `docs/benchmarks/speed.md`.
 
     python benchmarks/context_tracker.py [--model tiny:qwen2] [--turns 5 20 50 100 200] [--repeats 3]
 """

@@ -12,5 +12,5 @@ ROW = re.compile(r"^\| `ajet/(\w+)/` \| .+ \|$", re.MULTILINE)
 
 
 def test_the_table_holds_the_rooms_in_their_order() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "dev" / "architecture.md").read_text(encoding="utf-8")
     assert ROW.findall(page) == ROOMS

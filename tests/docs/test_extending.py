@@ -1,4 +1,4 @@
-"""Every example of `docs/extending.md` works: applied to a copy of the source, its tests pass."""
+"""Every example of `docs/dev/extending.md` works: applied to a copy of the source, its tests pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from support.pages import ROOT, Block, blocks_of
 
-PAGE = ROOT / "docs" / "extending.md"
+PAGE = ROOT / "docs" / "dev" / "extending.md"
 FILES_AN_EXAMPLE_MAY_TOUCH = 3
 
 

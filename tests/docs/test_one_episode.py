@@ -1,4 +1,4 @@
-"""Every file and name that `docs/one_episode.md` follows a task through exists, and so does the task."""
+"""Every file and name that `docs/dev/one_episode.md` follows a task through exists, and so does the task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from support.pages import ROOT, blocks_of
 
-PAGE = ROOT / "docs" / "one_episode.md"
+PAGE = ROOT / "docs" / "dev" / "one_episode.md"
 NAMED = re.compile(r"`([\w.]+)`\s+in\s+`([\w/]+\.py)`")
 
 
