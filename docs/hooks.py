@@ -1,4 +1,5 @@
-"""What MkDocs does besides reading `docs/`: the tutorials' READMEs, which live beside their code, are pages, too."""
+"""What MkDocs does besides reading `docs/`: the tutorials' READMEs, which live beside their code, are pages, too; and
+`llms.txt` lists all pages, as plain Markdown beside the site, for programs that read it."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
+_texts: dict[str, str] = {}
+"""The pages' Markdown, by their place."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -23,5 +26,30 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     place = page.file.src_uri
     if place.startswith("tutorial/"):
         markdown = markdown.replace("](../../docs/", "](../../")
-        return re.sub(r"\[([^\]]+)\]\([^)]*\.py\)", r"\1", markdown)
-    return markdown.replace("](../tutorial/", "](tutorial/")
+        markdown = re.sub(r"\[([^\]]+)\]\([^)]*\.py\)", r"\1", markdown)
+    else:
+        markdown = markdown.replace("](../tutorial/", "](tutorial/")
+    _texts[place] = markdown
+    return markdown
+
+
+def on_post_build(config: Any) -> None:
+    """Write `llms.txt`, with the pages in the order of the menu, and each page's Markdown."""
+    site = Path(config["site_dir"])
+    lines = [f"# {config['site_name']}", "", f"> {config['site_description']}"]
+    for section in config["nav"]:
+        (title, pages), *_ = section.items()
+        lines += ["", f"## {title}", ""]
+        lines += [_entry(page) for page in ([pages] if isinstance(pages, str) else pages)]
+    (site / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for place, text in _texts.items():
+        (site / place).parent.mkdir(parents=True, exist_ok=True)
+        (site / place).write_text(text, encoding="utf-8")
+
+
+def _entry(place: str) -> str:
+    """The page's title, address, and the first sentence that isn't in a picture, table or code block."""
+    title, *paragraphs = re.sub(r"```.*?```", "", _texts[place], flags=re.DOTALL).split("\n\n")
+    first = next((text.strip() for text in paragraphs if text.strip() and text.strip()[0] not in "#|!<-"), "")
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(first.split())).replace("**", "")
+    return f"- [{title.removeprefix('# ').strip()}]({place}): {re.split(r'(?<=[.!?:]) ', plain)[0].rstrip(':')}"

@@ -74,7 +74,7 @@ def _not_elsewhere(name: str, when: Condition, what: str, fix: str) -> Contradic
     return ContradictionRule(
         (f"rollout.{name}", RUNNER),
         lambda a: _remote(a) and when(a),
-        f"runners elsewhere {what}",
+        f"remote runners {what}",
         f"remove rollout.{name}, and {fix}",
     )
 
@@ -163,7 +163,7 @@ EPISODE_RULES = (
     ContradictionRule(
         ("rollout.n_vllm_engine", RUNNER),
         lambda a: _remote(a) and a.rollout.n_vllm_engine > 1,
-        "with Trinity, runners elsewhere reach one engine, so the others would have nothing to do",
+        "with Trinity, remote runners reach one engine, so the others would have nothing to do",
         "set it to 1, and raise rollout.tensor_model_parallel_size instead",
         on=("trinity",),
     ),

@@ -128,7 +128,7 @@ class DataConfig(Section):
 
 
 class RemoteRunnersConfig(Section):
-    """`ajet.task_runner.remote`: with `wrapper_type: remote`, where runners elsewhere find this run."""
+    """`ajet.task_runner.remote`: with `wrapper_type: remote`, where remote runners find this run."""
 
     host: str = "127.0.0.1"
     """Address on which runners claim episodes. `0.0.0.0`: any of this machine's; set `gateway.host`, too, since the

@@ -223,7 +223,7 @@ class Runtime:
         self.external.say_how(self.gateway.base_url)
 
     async def _remote_runner(self, judge: BaseJudge | None) -> RemoteRunner:
-        """Serves episodes to runners elsewhere; the user's workflow is theirs."""
+        """Serves episodes to remote runners; the user's workflow is theirs."""
         runner = self.attempts = RemoteRunner(self.config, self, judge)
         await runner.start()
         return runner

@@ -68,3 +68,8 @@ def test_the_built_site_fetches_nothing_from_elsewhere(tmp_path: Path) -> None:
         assert 'class="mermaid"' not in page.read_text(encoding="utf-8")
     for sheet in tmp_path.rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+    listed = re.findall(r"^- \[.+\]\((.+)\): .+$", (tmp_path / "llms.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(listed) == {str(page.relative_to(ROOT / "docs")) for page in SITE}
+    for place in listed:
+        text = (tmp_path / place).read_text(encoding="utf-8")
+        assert text.startswith("# ")

@@ -1,4 +1,4 @@
-"""What user code emits reaches its episode, from threads of this process, isolated processes and runners elsewhere."""
+"""What user code emits reaches its episode, from threads of this process, isolated processes and remote runners."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class RunPayload:
 
     @property
     def remote_runners(self) -> bool:
-        """Whether runners elsewhere run the episodes: they connect to one process, on the head node."""
+        """Whether remote runners run the episodes: they connect to one process, on the head node."""
         return bool(self.config["ajet"]["task_runner"]["wrapper_type"] == "remote")
 
     def encode(self) -> str:

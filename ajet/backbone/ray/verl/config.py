@@ -331,7 +331,7 @@ def _rollout(config: Config, run: RunFacts, machine: Machine) -> Settings:
         f"{place}.val_kwargs.top_k": rollout.val_kwargs.top_k,
         f"{place}.val_kwargs.do_sample": validation_temperature(config) > 0,
         f"{place}.val_kwargs.n": validation_repeats(config),
-        # runners elsewhere connect to one process
+        # remote runners connect to one process
         f"{place}.agent.num_workers": 1
         if config.ajet.task_runner.wrapper_type == "remote"
         else config.ajet.trainer_common.nnodes,

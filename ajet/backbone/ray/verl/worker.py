@@ -169,7 +169,7 @@ class EpisodeManager(AgentLoopManagerTQ):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         plugin.require_entry_point()
         run = RunPayload.of(self.config)
-        # runners elsewhere connect to one worker, on the node that the user knows
+        # remote runners connect to one worker, on the node that the user knows
         self.agent_loop_workers_class = ray.remote(resources=HEAD if run.remote_runners else {})(EpisodeWorker)
         self._collector = (
             ray.remote(EpisodeCollector).options(name=COLLECTOR, num_cpus=0, resources=HEAD).remote(run.encode())
