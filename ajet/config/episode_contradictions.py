@@ -191,6 +191,12 @@ EPISODE_RULES = (
     ),
     _half_of_tls("gateway", lambda a: bool(a.gateway.tls_cert) != bool(a.gateway.tls_key)),
     ContradictionRule(
+        ("task_runner.process_lifetime", RUNNER),
+        lambda a: a.task_runner.process_lifetime == "run" and a.task_runner.wrapper_type != "multi-processing",
+        "with wrapper_type: {task_runner.wrapper_type} no workflow has a process that could stay",
+        "set wrapper_type: multi-processing, or leave process_lifetime out",
+    ),
+    ContradictionRule(
         (RUNNER, "backbone"),
         _begun_outside,
         "{backbone} starts its episodes itself",

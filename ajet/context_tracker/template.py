@@ -106,15 +106,15 @@ class ChatTemplate:
         if self._tells_time:
             return self._render(messages, tools, kwargs, generate)
         given = repr((messages, tools, kwargs, generate))
-        if given not in self._rendered:
+        text = self._rendered.get(given)  # the thread for long prompts may clear it at any time
+        if text is None:
             text = self._render(messages, tools, kwargs, generate)
             self._kept_characters += len(given) + len(text)
             if self._kept_characters > KEPT_CHARACTERS:
                 self._rendered.clear()
                 self._kept_characters = len(given) + len(text)
             self._rendered[given] = text
-            return text
-        return self._rendered[given]
+        return text
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, kwargs: Mapping[str, Any], generate: bool

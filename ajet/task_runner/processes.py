@@ -197,7 +197,7 @@ class WorkerProcess:
         except (TimeoutError, ConnectionError, ValueError):  # user code hangs, ended it, or wrote to the channel
             return False
 
-    def begin(self) -> None:
+    def forget_output(self) -> None:
         """What it writes from now on belongs to another attempt."""
         self._read_stderr()
         self._said.clear()
@@ -254,6 +254,7 @@ class WorkerProcesses:
         self._stay = config.ajet.task_runner.process_lifetime == "run"
         self._idle: list[WorkerProcess] = []
         self._clearing: set[asyncio.Task[None]] = set()
+        self._warned = False
         self._server = ForkServerClient(config, base_dirs)
 
     async def ready(self) -> None:
@@ -269,7 +270,7 @@ class WorkerProcesses:
         while self._idle:
             worker = self._idle.pop()
             if worker.is_there:
-                worker.begin()
+                worker.forget_output()
                 return worker
             worker.end()
         return WorkerProcess(self._server)
@@ -287,6 +288,13 @@ class WorkerProcesses:
         kept = False
         try:
             kept = await worker.is_free()
+            if not kept and not self._warned:
+                self._warned = True
+                log.warning(
+                    "a workflow's process could not be used again, and was replaced: after its result it ended, or "
+                    "what the workflow had left running took longer than %g s to end",
+                    CLEARING_S,
+                )
         finally:
             if kept:
                 self._idle.append(worker)

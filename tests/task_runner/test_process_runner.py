@@ -270,7 +270,7 @@ def test_workers_are_fresh_light_and_see_the_users_config(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_worker_that_stays_runs_the_next_episode_unless_it_is_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(processes, "CLEARING_S", 0.5)
 
@@ -305,6 +305,7 @@ def test_a_worker_that_stays_runs_the_next_episode_unless_it_is_broken(
     last: list[int] = []
     play(tmp_path, scene, task_runner__process_lifetime="run")
     wait_until(lambda: is_gone(last[0]))
+    assert caplog.text.count("could not be used again, and was replaced") == 1
 
 
 @pytest.mark.slow
