@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ajet import Task, WorkflowOutput, WorkflowTask
 from ajet.config import make_config
+from ajet.config.contradictions import contradictions
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
 from ajet.observe.metrics import aggregate_log_metrics
@@ -153,6 +155,23 @@ def test_a_record_becomes_a_task(tmp_path: Path) -> None:
     (task,) = build_reader(config).get_training_tasks()
     assert (task.task_id, task.main_query) == ("a-1", "What is 40 + 2?")
     assert task.metadata == {"answer": "42", "tag": "easy"}
+
+
+def test_a_demonstration_is_read(tmp_path: Path) -> None:
+    from ajet.backbone.local.demonstrations import read_demonstrations
+    from ajet.context_tracker import Renderer
+
+    line = json.dumps(json.loads(code("imitation.md", '"tool_call_id"')))
+    (tmp_path / "talks.jsonl").write_text(line)
+    renderer = Renderer(ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
+    (episode,) = read_demonstrations(tmp_path / "talks.jsonl", renderer)
+    assert episode.reward == 1.0 and len(episode.tree.calls) == 2 and episode.tree.trained_tokens > 0
+
+
+def test_the_settings_of_a_service() -> None:
+    ajet = make_config(**yaml.safe_load(code("live_feedback.md", "wrapper_type: outside"))).ajet
+    assert ajet.task_runner.outside.max_staleness == 4
+    assert not list(contradictions(ajet, "local"))
 
 
 def test_the_embedded_engine_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
