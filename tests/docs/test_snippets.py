@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from ajet import Task, WorkflowOutput, WorkflowTask
+from ajet import Task
 from ajet.config import make_config
 from ajet.config.contradictions import contradictions
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
 from ajet.observe.metrics import aggregate_log_metrics
 from ajet.schema.episode import Episode
-from ajet.task_judge.base_judge import load_judge
 from ajet.task_reader import build_reader
 from ajet.task_runner.runtime import Runtime
 from support.pages import ROOT, blocks_of
@@ -202,24 +201,6 @@ def test_episodes_are_read_from_python(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "program.py").write_text(code("experiment_folder.md", "EpisodeStore("))
     found = runpy.run_path(str(tmp_path / "program.py"))
     assert found["recorded"].episode.reward == 1.0 and found["tree"].sampled_tokens > 0
-
-
-def test_a_judge_that_asks_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from ajet.task_judge.helper import HelperModel
-
-    async def complete(self: HelperModel, messages: list[dict[str, str]], **sampling: Any) -> str:
-        return "Yes, it is." if "Paris" in messages[0]["content"] else "No."
-
-    monkeypatch.setattr(HelperModel, "complete", complete)
-    source = "from ajet.task_judge.base_judge import BaseJudge\n" + code("judges.md", "class AskedJudge")
-    (tmp_path / "judge.py").write_text(source)
-    overrides = {"helper.model": "large-model", "helper.base_url": "http://localhost:1/v1", "helper.api_key": "key"}
-    judge = load_judge(make_config({"task_judge.judge_protocol": f"{tmp_path}/judge.py->AskedJudge", **overrides}))
-    task = WorkflowTask(task=Task(main_query="What is the capital of France?"))
-    assert judge is not None
-    for answer, reward in (("Paris", 1.0), ("Rome", 0.0)):
-        judged: Any = judge.compute_reward(task, WorkflowOutput(metadata={"final_answer": answer}))
-        assert asyncio.run(judged) == (reward, bool(reward))
 
 
 def test_an_agent_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
