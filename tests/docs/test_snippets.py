@@ -60,14 +60,6 @@ def test_the_first_workflow_and_judge(tmp_path: Path) -> None:
     assert episode.failure is None and episode.reward == 1.0 and episode.is_success
 
 
-def test_a_plain_execute(tmp_path: Path) -> None:
-    lines = code("workflows.md", "asyncio.run(model(").splitlines()
-    head = "import asyncio\nfrom ajet import *\n\n\nclass Agent(Workflow):\n"
-    episode = run_workflow(tmp_path, head + "".join(f"    {line}\n" for line in lines), "Paris")
-    assert episode.failure is not None and "returned reward=None" in episode.failure.message
-    assert episode.metadata == {"final_answer": "Paris"}
-
-
 def test_a_model_function(tmp_path: Path) -> None:
     body = "tools = []\n" + code("workflows.md", "tuner.as_model_function(agent_name")
     episode = run_workflow(tmp_path, in_execute(body + "return WorkflowOutput(reward=0.0, metadata=message)"), "42")
@@ -217,9 +209,6 @@ def test_an_agent_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     Path("alone.py").write_text(code("agents.md", "asyncio.run(main())").replace(address, "MODEL"))
     runpy.run_path("alone.py", {"MODEL": model})
     assert capsys.readouterr().out == "408 answer\n"
-    Path("read.py").write_text(code("agents.md", "read_trajectory(file)"))
-    runpy.run_path("read.py")
-    assert capsys.readouterr().out.split()[1::2] == ["completed", "408"]
     Path("careful.py").write_text(code("agents.md", "class CarefulAgent"))
     runpy.run_path("careful.py")
     trajectory = asyncio.run(
