@@ -152,11 +152,10 @@ def test_a_demonstration_is_read(tmp_path: Path) -> None:
     from ajet.backbone.local.demonstrations import read_demonstrations
     from ajet.context_tracker import Renderer
 
-    line = json.dumps(json.loads(code("imitation.md", '"tool_call_id"')))
-    (tmp_path / "talks.jsonl").write_text(line)
+    (tmp_path / "talks.jsonl").write_text(code("imitation.md", '"messages"'))
     renderer = Renderer(ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
     (episode,) = read_demonstrations(tmp_path / "talks.jsonl", renderer)
-    assert episode.reward == 1.0 and len(episode.tree.calls) == 2 and episode.tree.trained_tokens > 0
+    assert episode.reward == 1.0 and len(episode.tree.calls) == 1 and episode.tree.trained_tokens > 0
 
 
 def test_the_settings_of_a_service() -> None:
