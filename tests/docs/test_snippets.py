@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from ajet import Task
-from ajet.config import make_config
+from ajet.backbone.plan import imitates_a_file
+from ajet.config import load_config, make_config
 from ajet.config.contradictions import contradictions
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
@@ -156,6 +157,15 @@ def test_a_demonstration_is_read(tmp_path: Path) -> None:
     renderer = Renderer(ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
     (episode,) = read_demonstrations(tmp_path / "talks.jsonl", renderer)
     assert episode.reward == 1.0 and len(episode.tree.calls) == 1 and episode.tree.trained_tokens > 0
+
+
+def test_the_settings_of_imitation_are_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cold_start.yaml").write_text(code("imitation.md", "policy_loss: sft\n"))
+    for name in ("agent.py", "tasks.jsonl", "talks.jsonl"):
+        Path(name).touch()
+    config = load_config("cold_start.yaml", ["model.path=tiny:qwen2"])
+    assert imitates_a_file(config)
 
 
 def test_the_settings_of_a_service() -> None:
