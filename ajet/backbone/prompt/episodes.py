@@ -11,7 +11,7 @@ from ajet.observe.episode_codec import conversation, last_calls
 from ajet.observe.logs import Masker
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder
-from ajet.prompt_tuning.candidate import Candidate
+from ajet.prompt_tuning.proposal import Candidate
 from ajet.prompt_tuning.trial import Purpose, Trial, concurrently
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.task import Task

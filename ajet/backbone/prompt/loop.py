@@ -29,8 +29,7 @@ from ajet.observe.progress import Progress
 from ajet.observe.progress_state import duration
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Spent
-from ajet.prompt_tuning.candidate import Checks, ProposerError
-from ajet.prompt_tuning.proposal import Proposer, Reply, Request
+from ajet.prompt_tuning.proposal import Checks, Proposer, ProposerError, Reply, Request
 from ajet.prompt_tuning.search import Search, Sizes
 from ajet.prompt_tuning.trial import Purpose, TemplateComparison, compare
 from ajet.schema.errors import ConfigError
