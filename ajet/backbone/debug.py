@@ -20,7 +20,7 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.episode_metrics import episode_metrics, is_success, played
 from ajet.backbone.failures import ModelCallWatch, warn_of
 from ajet.context_tracker import describe_reasons
-from ajet.observe.failures import FailureTally
+from ajet.observe.progress_state import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.chat import Message
 from ajet.schema.episode import ROOT, Call, Episode

@@ -17,8 +17,8 @@ from ajet.backbone.failures import FailureWatch, warn_of
 from ajet.backbone.plan import validation_repeats
 from ajet.context_tracker import describe_reasons, top_reasons
 from ajet.gateway.chat import validation_temperature
-from ajet.observe.failures import FailureTally
 from ajet.observe.metrics import read_metrics
+from ajet.observe.progress_state import FailureTally
 from ajet.schema.episode import Episode, EpisodeGroup
 from ajet.schema.errors import ConfigError
 from ajet.task_reader import build_reader, read_validation_tasks
