@@ -20,7 +20,8 @@ from typing import Any
 from ajet.schema.chat import Message
 from ajet.schema.errors import ConfigError, JudgeFault
 from ajet.task_judge.group_judge import JudgedEpisode
-from ajet.task_judge.helper import Asker, WrongAnswer, read_json
+from ajet.task_judge.helper import Asker
+from ajet.task_judge.helper_answers import WrongAnswer, read_json
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*(?:\.[\w-]+)?)\}")
 NAMES = ("query", "answer", "reference", "conversation", "environment")

@@ -16,7 +16,8 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import Judgement, Later
 from ajet.task_judge.grading import Grade, Grader, Scale, Template, episode_values
 from ajet.task_judge.group_judge import GroupJudge, JudgedEpisode
-from ajet.task_judge.helper import AnswerCache, Asker, HelperModel
+from ajet.task_judge.helper import Asker, HelperModel
+from ajet.task_judge.helper_answers import AnswerCache
 
 if TYPE_CHECKING:
     from ajet.config import Config

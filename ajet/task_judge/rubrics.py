@@ -15,7 +15,8 @@ from typing import Any
 
 from ajet.schema.errors import TaskDataError, UserError
 from ajet.task_judge.grading import Grade, Grader
-from ajet.task_judge.helper import Asker, NearDuplicates, read_json
+from ajet.task_judge.helper import Asker
+from ajet.task_judge.helper_answers import NearDuplicates, read_json
 
 log = logging.getLogger("ajet.rubrics")
 

@@ -26,7 +26,8 @@ from ajet.schema.errors import EpisodeFormatError, TaskDataError
 from ajet.schema.printable import encodable
 from ajet.schema.task import Task
 from ajet.schema.user_code import find_named, looked_in
-from ajet.task_judge.helper import AnswerCache, Asker, HelperModel, NearDuplicates
+from ajet.task_judge.helper import Asker, HelperModel
+from ajet.task_judge.helper_answers import AnswerCache, NearDuplicates
 from ajet.task_reader.review import review
 from ajet.task_reader.task_reader_base import BaseTaskReader
 

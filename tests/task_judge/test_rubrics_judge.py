@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-import ajet.task_judge.helper.model
+import ajet.task_judge.helper
 from ajet.cli.main import main
 from ajet.config import Config, make_config
 from ajet.schema.errors import ConfigError, UserError
@@ -156,7 +156,7 @@ def test_without_examples_or_a_file_there_are_no_rubrics(tmp_path: Path) -> None
 
 
 def test_a_dead_helper_is_named_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ajet.task_judge.helper.model, "MAX_RETRIES", 0)
+    monkeypatch.setattr(ajet.task_judge.helper, "MAX_RETRIES", 0)
     judge = RubricsJudge(configured(tmp_path, "http://127.0.0.1:9/v1", POINTWISE))
     with pytest.raises(HelperError, match="APIConnectionError"):
         judge.prepare()
