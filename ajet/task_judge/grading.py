@@ -19,7 +19,7 @@ from typing import Any
 
 from ajet.schema.chat import Message
 from ajet.schema.errors import ConfigError, JudgeFault
-from ajet.task_judge.group_judge import JudgedEpisode
+from ajet.task_judge.base_judge import JudgedEpisode
 from ajet.task_judge.helper import Asker
 from ajet.task_judge.helper_answers import WrongAnswer, read_json
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.task_judge.base_judge import Judgement, Later
+from ajet.task_judge.base_judge import GroupJudge, JudgedEpisode, Judgement, Later
 from ajet.task_judge.grading import Grade, Grader, Scale, Template, episode_values
-from ajet.task_judge.group_judge import GroupJudge, JudgedEpisode
 from ajet.task_judge.helper import Asker, HelperModel
 from ajet.task_judge.helper_answers import AnswerCache
 

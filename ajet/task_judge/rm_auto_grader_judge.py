@@ -13,7 +13,7 @@ from ajet.config import Config
 from ajet.config.judges import RubricsConfig
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.group_judge import JudgedEpisode
+from ajet.task_judge.base_judge import JudgedEpisode
 from ajet.task_judge.rubrics import Rubrics, example_of
 from ajet.task_judge.rubrics_judge import RubricsJudge
 

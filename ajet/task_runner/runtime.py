@@ -21,8 +21,7 @@ from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.gateway.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.schema.errors import EngineError
 from ajet.system.service_loop import ServiceLoop, wait_for
-from ajet.task_judge.base_judge import BaseJudge, load_judge
-from ajet.task_judge.group_judge import GroupJudge
+from ajet.task_judge.base_judge import BaseJudge, GroupJudge, load_judge
 from ajet.task_judge.helper import HelperModel
 from ajet.task_runner.attempt import AttemptRunner, WorkflowAttempt
 from ajet.task_runner.breakpoints import debugging

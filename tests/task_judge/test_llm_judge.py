@@ -14,8 +14,18 @@ import ajet.task_judge.helper
 from ajet.config import Config, make_config
 from ajet.schema.errors import ConfigError, JudgeFault
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, Reward, ask_judge, load_judge, validate_reward
-from ajet.task_judge.group_judge import GroupJudge, JudgedCall, JudgedEpisode
+from ajet.task_judge.base_judge import (
+    BaseJudge,
+    GroupJudge,
+    JudgedCall,
+    JudgedEpisode,
+    Judgement,
+    Later,
+    Reward,
+    ask_judge,
+    load_judge,
+    validate_reward,
+)
 from ajet.task_judge.helper import HelperBudgetError, HelperError, UnusableAnswerError
 from support.scripted_helper import helper
 

@@ -18,8 +18,7 @@ from ajet.cli.main import main
 from ajet.config import Config, make_config
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.base_judge import Judgement
-from ajet.task_judge.group_judge import JudgedEpisode
+from ajet.task_judge.base_judge import JudgedEpisode, Judgement
 from ajet.task_judge.helper import HelperError
 from ajet.task_judge.rm_auto_grader_judge import AutoGraderJudge, GraderScore, Rank
 from ajet.task_judge.rubrics import Rubrics, RubricsError

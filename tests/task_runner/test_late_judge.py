@@ -20,7 +20,7 @@ from ajet.task_runner.runtime import Runtime
 FILE = """
 from ajet import Workflow, WorkflowOutput
 from ajet.task_judge.base_judge import Later, Reward
-from ajet.task_judge.group_judge import GroupJudge
+from ajet.task_judge.base_judge import GroupJudge
 
 class Agent(Workflow):
     async def execute(self, workflow_task, tuner):
