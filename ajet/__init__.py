@@ -66,13 +66,17 @@ _HOMES = {
 }
 
 MOVED = {
+    "ajet.compat.agentlightning.adapter": "ajet.compat.agentlightning.tracer",
+    "ajet.compat.agentlightning.emitter": "ajet.compat.agentlightning",
+    "ajet.compat.agentlightning.types": "ajet.compat.agentlightning",
     "ajet.task_judge.rm_auto_grader_judge": "ajet.compat.agentjet",
     "ajet.task_rollout": "",
     "ajet.task_rollout.dashscope_llm_bridge": "ajet.compat.agentjet",
     "ajet.utils": "",
     "ajet.utils.robust_dashscope": "ajet.compat.agentjet",
 }
-"""Where users' files still look for modules, and where these are. Empty: a folder of which nothing else is left."""
+"""Modules by the names that other systems or older versions gave them, and where these are. Empty: a folder of which
+nothing else is left."""
 
 
 class _Moved:
