@@ -67,7 +67,9 @@ _HOMES = {
 
 MOVED = {
     "ajet.compat.agentlightning.adapter": "ajet.compat.agentlightning.tracer",
+    "ajet.compat.agentlightning.algorithm": "ajet.compat.agentlightning.trainer",
     "ajet.compat.agentlightning.emitter": "ajet.compat.agentlightning",
+    "ajet.compat.agentlightning.otel": "ajet.compat.agentlightning.tracer",
     "ajet.compat.agentlightning.types": "ajet.compat.agentlightning",
     "ajet.task_judge.rm_auto_grader_judge": "ajet.compat.agentjet",
     "ajet.task_rollout": "",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ajet.compat.agentlightning.algorithm import APO, VERL, Baseline, algo
 from ajet.compat.agentlightning.litagent import (
     Hook,
     LitAgent,
@@ -40,7 +39,7 @@ from ajet.compat.agentlightning.tracer import (
     TracerTraceToTriplet,
     TraceToMessages,
 )
-from ajet.compat.agentlightning.trainer import Trainer
+from ajet.compat.agentlightning.trainer import APO, VERL, Baseline, Trainer, algo
 from ajet.observe.tracing import (
     Triplet,
     emit_annotation,
