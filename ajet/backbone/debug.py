@@ -27,10 +27,9 @@ from ajet.schema.episode import ROOT, Call, Episode
 from ajet.schema.errors import condensed
 from ajet.schema.printable import printable
 from ajet.schema.task import Task
-from ajet.system.service_loop import wait_for
 from ajet.task_reader import build_reader, read_training_tasks
 from ajet.task_runner.breakpoints import one_prompt
-from ajet.task_runner.runtime import STOP_S, Runtime
+from ajet.task_runner.runtime import STOP_S, Runtime, wait_for
 
 if TYPE_CHECKING:
     from ajet.config import Config
