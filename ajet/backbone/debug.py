@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
-from ajet.backbone.episode_metrics import episode_metrics, is_success, played
 from ajet.backbone.failures import ModelCallWatch, warn_of
+from ajet.backbone.metrics import episode_metrics, is_success, played
 from ajet.context_tracker import describe_reasons
 from ajet.observe.progress_state import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings

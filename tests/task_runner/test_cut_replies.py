@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.episode_metrics import episode_metrics
+from ajet.backbone.metrics import episode_metrics
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine

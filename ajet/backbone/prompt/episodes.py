@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.episode_metrics import FAULTS, is_success
 from ajet.backbone.failures import FailureWatch
+from ajet.backbone.metrics import FAULTS, is_success
 from ajet.observe.episode_codec import conversation, last_calls
 from ajet.observe.logs import Masker
 from ajet.observe.progress import Progress

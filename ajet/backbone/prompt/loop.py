@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
-from ajet.backbone.episode_metrics import episode_metrics
+from ajet.backbone.metrics import episode_metrics
 from ajet.backbone.prompt.episodes import EpisodeTrials
 from ajet.backbone.prompt.journal import FORMAT, History, PromptJournal
 from ajet.backbone.prompt.settings import (
