@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.backbone.plan import imitates_a_file
+from ajet.backbone.training_settings import credit_settings, loss_settings
+from ajet.config.contradictions import TRAINING
 from ajet.engine.model_source import TINY, ModelSource
 from ajet.schema.errors import ConfigError
 from ajet.schema.install import TRAIN, install_command, missing_for_training
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+from ajet.trainer.own_formulas import try_estimator, try_policy_loss
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -37,10 +40,22 @@ def check_start(config: Config) -> None:
     load_judge(config, config.base_dirs)
     find_environment(config, config.base_dirs)
     find_sandbox(config, config.base_dirs)
+    check_formulas(config)
     try:
         ModelSource.resolve(config.ajet.model.path)
     except ConfigError as error:
         raise ConfigError(f"{KEY}: {error}") from error
+
+
+def check_formulas(config: Config) -> None:
+    """Try your own loss and estimator on a made-up batch, if the run trains. Raises a `UserError`."""
+    algorithm = config.ajet.trainer_common.algorithm
+    if config.ajet.backbone not in TRAINING:
+        return
+    if "->" in algorithm.adv_estimator:
+        try_estimator(credit_settings(config).estimator)
+    if "->" in algorithm.policy_loss:
+        try_policy_loss(loss_settings(config))
 
 
 def has_workflow(config: Config) -> bool:

@@ -411,6 +411,8 @@ def _user_files(config: Config) -> list[Path]:
     """The user's source files named in the config."""
     ajet = config.ajet
     named = [ajet.rollout.user_workflow, ajet.task_judge.judge_protocol, ajet.task_reader.type]
+    algorithm = ajet.trainer_common.algorithm
+    named += [algorithm.policy_loss, algorithm.adv_estimator]
     if ajet.rollout.environment is not None:
         named.append(ajet.rollout.environment.source)
     if ajet.rollout.agent is not None:

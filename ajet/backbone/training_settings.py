@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ajet.config.kinds import ESTIMATORS, LOSSES, load
 from ajet.schema.errors import FeatureUnavailableError
 from ajet.trainer.credit import Baseline, CreditSettings, LossNorm, Overlong, ZeroVariance
+from ajet.trainer.own_formulas import find_estimator, find_policy_loss
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -75,7 +75,7 @@ def credit_settings(config: Config) -> CreditSettings:
     if algorithm.overlong.buffer:
         overlong = Overlong(ajet.data.max_response_length, algorithm.overlong.buffer, algorithm.overlong.penalty)
     return CreditSettings(
-        estimator=load(ESTIMATORS, algorithm.adv_estimator),
+        estimator=find_estimator(algorithm.adv_estimator, config.base_dirs),
         baseline=_baseline(config),
         loss_norm=LossNorm(algorithm.loss_norm),
         # a teacher has something to say about groups with equal rewards too
@@ -176,7 +176,7 @@ def loss_settings(config: Config) -> LossSettings:
         )
     low, high = clip_range(algorithm)
     return LossSettings(
-        policy_loss=load(LOSSES, algorithm.policy_loss),
+        policy_loss=find_policy_loss(algorithm.policy_loss, config.base_dirs),
         clip_low=low,
         clip_high=high,
         clip_dual=algorithm.clip_dual,

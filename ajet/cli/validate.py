@@ -118,7 +118,7 @@ def _gibibytes(text: str) -> float:
 
 def load(config: Config) -> Loaded:
     """Import the user's classes and read the tasks, as a run would."""
-    from ajet.backbone.checks import has_workflow
+    from ajet.backbone.checks import check_formulas, has_workflow
     from ajet.cli.checks import Loaded
     from ajet.task_judge.base_judge import load_judge
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
@@ -128,6 +128,7 @@ def load(config: Config) -> Loaded:
     judge = load_judge(config, config.base_dirs)
     environment = find_environment(config, config.base_dirs)
     find_sandbox(config, config.base_dirs)
+    check_formulas(config)
     if config.ajet.task_runner.wrapper_type == "outside":
         return Loaded(workflow, judge, environment, [], [])
     reader = build_reader(config)

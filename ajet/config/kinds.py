@@ -121,7 +121,7 @@ ESTIMATORS: Kinds = {
     "reinforce_plus_plus_baseline": "ajet.trainer.credit.estimators->REINFORCE_PLUS_PLUS_BASELINE",
     "pass_at_k": "ajet.trainer.credit.estimators->PASS_AT_K",
 }
-"""`trainer_common.algorithm.adv_estimator`: an `AdvantageEstimator`."""
+"""`trainer_common.algorithm.adv_estimator`: an `AdvantageEstimator`, or a function that is its `Formula`."""
 
 LOSSES: Kinds = {
     "ppo": "ajet.trainer.loss->PPO",
@@ -129,7 +129,7 @@ LOSSES: Kinds = {
     "cispo": "ajet.trainer.loss->CISPO",
     "sft": "ajet.trainer.loss->SFT",
 }
-"""`trainer_common.algorithm.policy_loss`: a `PolicyLoss`."""
+"""`trainer_common.algorithm.policy_loss`: a `PolicyLoss`, or a `LossFunction`."""
 
 PROMPT_OPTIMISERS: Kinds = {
     "apo": "ajet.prompt_tuning.apo->APO",
@@ -202,7 +202,7 @@ else:
     SandboxName = _named(SANDBOXES)
     CliProgramName = _named(CLI_PROGRAMS)
     TrackerName = _named_or_own(TRACKERS, "path/file.py->YourSink", "console", "file")
-    EstimatorName = _named(ESTIMATORS)
-    LossName = _named(LOSSES)
+    EstimatorName = _named_or_own(ESTIMATORS, "path/file.py->your_estimator")
+    LossName = _named_or_own(LOSSES, "path/file.py->your_loss")
     OptimiserName = _named_or_own(PROMPT_OPTIMISERS, "path/file.py->YourAlgorithm")
     ProposerName = _named_or_own(PROPOSERS, "path/file.py->your_function")

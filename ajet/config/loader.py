@@ -61,6 +61,10 @@ def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
         if not isinstance(template, str):
             where = ("ajet", "prompt_tuning", "templates", name)
             yield from _existing(template, "file", where, folder, Path.is_file)
+    algorithm = ajet.trainer_common.algorithm
+    for key in ("adv_estimator", "policy_loss"):
+        if "->" in algorithm[key]:
+            yield from _import_path(algorithm, key, ("ajet", "trainer_common", "algorithm"), folder)
     for key in ("algorithm", "proposer"):
         if "->" in ajet.prompt_tuning[key]:
             yield from _import_path(ajet.prompt_tuning, key, ("ajet", "prompt_tuning"), folder)

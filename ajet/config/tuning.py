@@ -93,7 +93,8 @@ class AlgorithmConfig(Section):
     """`ajet.trainer_common.algorithm`: from rewards to a loss."""
 
     adv_estimator: EstimatorName = "grpo"
-    """How a reward becomes an advantage."""
+    """How a reward becomes an advantage. `path/file.py->your_estimator`: a function of your own, from a `Comparison` to
+    the advantage."""
     baseline: Literal["auto", "episode", "turn", "state"] = "auto"
     """What a call is compared with in the group's other episodes, always of the same agent. `episode`: all calls, by
     the whole return; `turn`: calls of the same turn, by their return to go; `state`: by the whole return and, among
@@ -104,7 +105,7 @@ class AlgorithmConfig(Section):
     pass_k: Positive = 4
     """`adv_estimator: pass_at_k`: train for the success of the best of this many episodes."""
     policy_loss: LossName = "ppo"
-    """Which loss."""
+    """Which loss. `path/file.py->your_loss`: a function of your own, from `LossTokens` to the loss of each token."""
     clip_low: Annotated[float, Field(ge=0, le=1), NotBool] | None = None
     """The probability ratio is clipped below 1 - clip_low. null: 0.2, with `gspo` 0.0003."""
     clip_high: Annotated[float, Field(ge=0, le=100), NotBool] | None = None

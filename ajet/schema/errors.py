@@ -73,6 +73,10 @@ class NoModelCallError(UserError):
     """Episodes succeeded without a recorded model call. Names the line that creates a client other than the tuner's."""
 
 
+class OwnFormulaError(UserError):
+    """A policy loss or advantage estimator of the user's own that raised, or returned what can't be trained."""
+
+
 class RewardError(UserError):
     """A reward that is missing, of the wrong type, or does not fit the episode. Never taken for 0."""
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -122,55 +123,96 @@ class AdaptiveKL:
         return coefficient * (1.0 + error / self.horizon)
 
 
-TokenLoss = Callable[[Tensor, Tensor, Tensor, "LossSettings"], tuple[Tensor, Tensor]]
-"""Computes the loss of each entry from its ratio, new logprob and advantage, and 1.0 where clipping acts."""
+@dataclass(frozen=True, slots=True)
+class LossTokens:
+    """What a policy loss sees: M trained tokens of one pack or micro-batch, in no order. Each tensor's shape is (M,).
+
+    A token that counts for several leaves of its tree occurs once for each of them. Weights aren't here: the norm of
+    the batch (`loss_norm`) is applied to what the loss returns.
+    """
+
+    new: Tensor
+    """log π of the policy in training. It carries the gradient."""
+    old: Tensor
+    """log π_old of the policy before the step's first update. Constant."""
+    sampler: Tensor
+    """log π_sampler, as the engine recorded it. Constant."""
+    ratio: Tensor
+    """π / π_old with the gradient of π; of the whole trajectory with `PolicyLoss.by_trajectory`."""
+    advantage: Tensor
+    """Of the call that the token belongs to, with the teacher's opinion of the token, if there is a teacher."""
+    trajectory: Tensor
+    """Which trajectory the token belongs to. A trajectory may go on in other packs and micro-batches."""
+    settings: LossSettings
+    """`clip_low`, `clip_high`, `clip_dual`, `tau_pos`, `tau_neg` as configured."""
+
+
+class TokenLoss(NamedTuple):
+    """The loss of each token, and where its clipping or mask acts, for the metric `clip_fraction`."""
+
+    loss: Tensor
+    clipped: Tensor
+
+
+LossFunction = Callable[[LossTokens], TokenLoss | Tensor]
+"""A policy loss: the loss of each token, shape (M,), alone or with where clipping acts."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """The loss of a token."""
+    """A loss function with what it needs to be known of it. A bare function stands for one with the defaults."""
 
     name: str
-    token_loss: TokenLoss | None
-    """None: log-likelihood only; advantages are ignored."""
+    function: LossFunction
     by_trajectory: bool = False
-    """The ratio is that of the whole trajectory: exp of the mean log ratio of its tokens."""
+    """`ratio` is that of the whole trajectory: exp of the mean log ratio of its tokens."""
+    to_sampler: bool = False
+    """`ratio` is to the policy that sampled instead of π_old. `rollout_correction` is then left out: it is in it."""
+    imitates: bool = False
+    """Tokens are imitated, whatever their advantage: no KL term, no entropy, no correction."""
 
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def imitates(self) -> bool:
-        """Whether tokens are imitated, whatever their advantage."""
-        return self.token_loss is None
+    def __call__(self, tokens: LossTokens) -> TokenLoss:
+        found = self.function(tokens)
+        return found if isinstance(found, TokenLoss) else TokenLoss(found, torch.zeros_like(found))
 
 
-def _cispo(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    bound = 1.0 + settings.clip_high
-    fixed_M = ratio_M.detach().clamp(max=bound)
-    return -fixed_M * advantage_M * new_M, (ratio_M.detach() > bound).to(new_M.dtype)
-
-
-def _clipped(ratio_M: Tensor, new_M: Tensor, advantage_M: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    plain_M = ratio_M * advantage_M
-    clipped_M = ratio_M.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high) * advantage_M
-    gain_M = torch.minimum(plain_M, clipped_M)
-    acts_M = clipped_M < plain_M
+def clipped_loss(tokens: LossTokens) -> TokenLoss:
+    """PPO's: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A); with A < 0 at most -clip_dual A."""
+    settings, advantage = tokens.settings, tokens.advantage
+    plain = tokens.ratio * advantage
+    clipped = tokens.ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high) * advantage
+    gain = torch.minimum(plain, clipped)
+    acts = clipped < plain
     if settings.clip_dual is not None:
-        least_M = settings.clip_dual * advantage_M
-        beyond_M = (advantage_M < 0) & (gain_M < least_M)
-        gain_M = torch.where(beyond_M, least_M, gain_M)
-        acts_M = acts_M | beyond_M
-    return -gain_M, acts_M.detach().to(new_M.dtype)
+        least = settings.clip_dual * advantage
+        beyond = (advantage < 0) & (gain < least)
+        gain = torch.where(beyond, least, gain)
+        acts = acts | beyond
+    return TokenLoss(-gain, acts)
 
 
-PPO = PolicyLoss("ppo", _clipped)
+def cispo_loss(tokens: LossTokens) -> TokenLoss:
+    """CISPO's: -min(r, 1 + clip_high) A log π, with a constant first factor."""
+    bound = 1.0 + tokens.settings.clip_high
+    ratio = tokens.ratio.detach()
+    return TokenLoss(-ratio.clamp(max=bound) * tokens.advantage * tokens.new, ratio > bound)
+
+
+def imitation_loss(tokens: LossTokens) -> Tensor:
+    """-log π."""
+    return -tokens.new
+
+
+PPO = PolicyLoss("ppo", clipped_loss)
 """Clipped ratio of each token, with a higher upper bound (clip-higher)."""
-GSPO = PolicyLoss("gspo", _clipped, by_trajectory=True)
+GSPO = PolicyLoss("gspo", clipped_loss, by_trajectory=True)
 """The same with the ratio of the whole trajectory."""
-CISPO = PolicyLoss("cispo", _cispo)
+CISPO = PolicyLoss("cispo", cispo_loss)
 """Log-likelihood, weighted with the clipped, detached ratio: clipping never zeroes a token's gradient."""
-SFT = PolicyLoss("sft", None)
+SFT = PolicyLoss("sft", imitation_loss, imitates=True)
 """Log-likelihood only."""
 
 
@@ -183,6 +225,10 @@ class LossSettings:
     clip_high: float = 0.28
     clip_dual: float | None = 3.0
     """PPO and GSPO: with an advantage A < 0 the loss is at most -clip_dual x A, with gradient 0 beyond. None: off."""
+    tau_pos: float = 1.0
+    """SAPO: temperature of the gate where the advantage is above 0."""
+    tau_neg: float = 1.05
+    """SAPO: temperature elsewhere."""
     kl_coef: float = 0.0
     kl_type: KLType = KLType.LOW_VAR_KL_PLUS
     entropy_coef: float = 0.0
@@ -210,6 +256,8 @@ class EdgeTensors:
     """GSPO: mean log ratio π / π_old of each trajectory. None: every trajectory is whole within the pack."""
     sampler_log_ratio_T: Tensor | None = None
     """Corrections by trajectory: the sum of log π_old / π_sampler of each. None: as above."""
+    drift_T: Tensor | None = None
+    """Losses to the sampler by trajectory: mean log π / π_sampler of each. None: as above."""
 
 
 @dataclass(slots=True)
@@ -230,11 +278,10 @@ def policy_loss(
     weight_M = edges.weight_M
     result = LossResult(new_E.sum() * 0.0)
     note = _WeightedSums(result.sums, weight_M)
-    token_loss = settings.policy_loss.token_loss
-    if token_loss is None:
-        token_M = -new_E[at]
-    else:
-        if settings.correction is not None:
+    loss = settings.policy_loss
+    advantage_M = edges.advantage_M
+    if not loss.imitates:
+        if settings.correction is not None and not loss.to_sampler:
             gap_E = (old_E - edges.sampler_E).detach()
             correction_M = settings.correction.factors(gap_E, edges.trajectory_E, edges.sampler_log_ratio_T)[at]
             note("correction", correction_M)
@@ -242,28 +289,35 @@ def policy_loss(
             weight_M = weight_M * correction_M
         result.sums["sampler_gap/max"] = (old_E.detach() - edges.sampler_E).abs().max()
         note("sampler_kl", (edges.sampler_E - new_E.detach())[at])
-        log_ratio_E = new_E - old_E
-        if settings.policy_loss.by_trajectory:
-            log_ratio_E = _trajectory_log_ratio(log_ratio_E, edges) + new_E - new_E.detach()
-        ratio_M = log_ratio_E.clamp(max=MOST_LOG_RATIO).exp()[at]
-        advantage_M = edges.advantage_M
         if edges.teacher_E is not None:
             taught_M = (edges.teacher_E - old_E).detach()[at]
             note("teacher_kl", -taught_M)
             advantage_M = advantage_M + settings.distillation_coef * taught_M
-        token_M, clipped_M = token_loss(ratio_M, new_E[at], advantage_M, settings)
-        note("clip_fraction", clipped_M)
+    ratio_M = _log_ratio(new_E, old_E, edges, loss).clamp(max=MOST_LOG_RATIO).exp()[at]
+    token_M, clipped_M = loss(
+        LossTokens(
+            new=new_E[at],
+            old=old_E.detach()[at],
+            sampler=edges.sampler_E[at],
+            ratio=ratio_M,
+            advantage=advantage_M,
+            trajectory=edges.trajectory_E[at],
+            settings=settings,
+        )
+    )
+    if not loss.imitates:
+        note("clip_fraction", clipped_M.detach().to(new_E.dtype))
         note("ratio", ratio_M.detach())
         result.sums["ratio/max"] = ratio_M.detach().max()
     note("policy", token_M.detach())
     result.loss = result.loss + (weight_M * token_M).sum()
-    if edges.reference_E is not None and not settings.policy_loss.imitates:
+    if edges.reference_E is not None and not loss.imitates:
         kl_M = divergence(new_E, edges.reference_E, settings.kl_type)[at]
         note("kl", kl_M.detach())
         result.loss = result.loss + settings.kl_coef * (edges.weight_M * kl_M).sum()
     if entropy_E is not None:
         note("entropy", entropy_E.detach()[at])
-        if settings.entropy_coef and not settings.policy_loss.imitates:
+        if settings.entropy_coef and not loss.imitates:
             result.loss = result.loss - settings.entropy_coef * (edges.weight_M * entropy_E[at]).sum()
     result.sums["total/sum"] = result.loss.detach()
     return result
@@ -276,14 +330,21 @@ def trajectory_sums(value_E: Tensor, trajectory_E: Tensor, count: int) -> tuple[
     return sums, numbers
 
 
-def _trajectory_log_ratio(log_ratio_E: Tensor, edges: EdgeTensors) -> Tensor:
-    """The mean log ratio of each edge's trajectory, detached."""
-    mean_T = edges.log_ratio_T
-    if mean_T is None:
-        count = int(edges.trajectory_E.max()) + 1
-        sums, numbers = trajectory_sums(log_ratio_E.detach(), edges.trajectory_E, count)
-        mean_T = sums / numbers.clamp(min=1)
-    return mean_T[edges.trajectory_E]
+def _log_ratio(new_E: Tensor, old_E: Tensor, edges: EdgeTensors, loss: PolicyLoss) -> Tensor:
+    """log of the ratio that the loss sees."""
+    log_ratio_E = new_E - (edges.sampler_E if loss.to_sampler else old_E)
+    if not loss.by_trajectory:
+        return log_ratio_E
+    given_T = edges.drift_T if loss.to_sampler else edges.log_ratio_T
+    return trajectory_means(log_ratio_E.detach(), edges.trajectory_E, given_T) + new_E - new_E.detach()
+
+
+def trajectory_means(value_E: Tensor, trajectory_E: Tensor, given_T: Tensor | None = None) -> Tensor:
+    """The mean over each edge's trajectory. `given_T`: the means, where trajectories aren't whole among these edges."""
+    if given_T is None:
+        sums, numbers = trajectory_sums(value_E, trajectory_E, int(trajectory_E.max()) + 1)
+        given_T = sums / numbers.clamp(min=1)
+    return given_T[trajectory_E]
 
 
 class _WeightedSums:

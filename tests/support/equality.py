@@ -43,6 +43,7 @@ CASES = {
     },
     "cispo": {"algorithm.policy_loss": "cispo"},
     "sft": {"algorithm.policy_loss": "sft"},
+    "own": {"algorithm.policy_loss": "support.own_loss->fading"},
     "one-update": {"mini_batch_num": 1, "use_kl_loss": True, "kl_loss_coef": 0.5, "algorithm.entropy_coef": 0.05},
 }
 

@@ -1,7 +1,7 @@
 """Computes an advantage and a weight per trained token from rewards. Pure functions of serialisable summaries; numpy
 only."""
 
-from ajet.trainer.credit.baselines import Baseline
+from ajet.trainer.credit.baselines import Baseline, Comparison, Formula
 from ajet.trainer.credit.estimators import (
     AdvantageEstimator,
     CreditSettings,
@@ -18,10 +18,12 @@ __all__ = [
     "Baseline",
     "CallCredit",
     "CallSummary",
+    "Comparison",
     "Credit",
     "CreditSettings",
     "EpisodeCredit",
     "EpisodeSummary",
+    "Formula",
     "LossNorm",
     "MiniBatch",
     "Overlong",

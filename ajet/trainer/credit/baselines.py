@@ -30,18 +30,24 @@ class Baseline(StrEnum):
 
 
 class Comparison(NamedTuple):
-    """A call's value, and the statistics of the calls it is compared with."""
+    """What an estimator sees: a call's value, and the values it is compared with. An episode is one of them, with the
+    mean over its compared calls; in the second part of `baseline: state`, each visit of the state is one."""
 
     value: float
     own: float
     """The mean value of its own sample."""
     mean: float
+    """Of `values`, its own included."""
     deviation: float
+    """Their unbiased standard deviation."""
     samples: int
+    """How many they are, at least 2."""
+    values: tuple[float, ...]
+    """All of them, its own included."""
 
 
 Formula = Callable[[Comparison], float]
-"""Turns a comparison into an advantage."""
+"""An advantage estimator: turns a comparison into an advantage. It isn't asked where all values are the same."""
 
 
 class Place(NamedTuple):
@@ -160,11 +166,12 @@ def _cell(
     found = statistics(list(samples.values()))
     if not found.varied or _episodes_of(places) < 2:
         return Cell(dict.fromkeys(places, 0.0), varied=False)
+    means = tuple(sum(sample) / len(sample) for sample in samples.values())
     advantages = {}
     for place in places:
         value = values[place.episode][place.call]
         own = samples.get(place if occurrences else place.episode, [value])
-        compared = Comparison(value, sum(own) / len(own), found.mean, found.deviation, found.size)
+        compared = Comparison(value, sum(own) / len(own), found.mean, found.deviation, found.size, means)
         advantages[place] = formula(compared)
     return Cell(advantages, varied=True)
 
