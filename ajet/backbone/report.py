@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from itertools import pairwise
@@ -20,7 +21,8 @@ from ajet.backbone.plan import validation_repeats
 from ajet.context_tracker import describe_reasons, top_reasons
 from ajet.gateway.chat import validation_temperature
 from ajet.observe.episode_codec import conversation, last_calls, message_text
-from ajet.observe.episode_store import EpisodeStore, EpisodeStoreError
+from ajet.observe.episode_store import EpisodeStore
+from ajet.observe.episode_tables import EpisodeStoreError
 from ajet.observe.experiment import typed
 from ajet.observe.failures import FailureTally
 from ajet.observe.metrics import read_metrics
@@ -171,8 +173,7 @@ def report_text(
         commands["ajet init my-agent"] = "a project for your own agent"
     elif weights.exists():
         commands[f"ajet export weights {name} FOLDER"] = "for transformers and vLLM"
-    longest = max(map(len, commands))
-    lines += [f"  {command:<{longest}}    # {why}" for command, why in commands.items()]
+    lines += [f"  {command:<{max(map(len, commands))}}    # {why}" for command, why in commands.items()]
     return "\n".join(lines)
 
 
@@ -182,36 +183,29 @@ def before_and_after(steps: list[dict[str, Any]], file: Path, width: int) -> lis
     validated = [step["step"] for step in steps if "val/return/mean" in step]
     if len(validated) < 2 or not file.exists():
         return []
-    at = {"first": validated[0], "last": validated[-1]}
+    first, last = validated[0], validated[-1]
     try:
-        store = EpisodeStore(file)
-        try:
-            rows = store.rows(FIRST_TRIES, at)
-            tries = {(row["task_id"], row["step"]): row for row in rows}
-            pairs = [
-                (row, last) for row in rows if row["step"] == at["first"] and (last := tries.get((row[0], at["last"])))
-            ]
-            if not pairs:
+        with closing(EpisodeStore(file)) as store:
+            tries = store.rows(FIRST_TRIES, {"first": first, "last": last})
+            before, after = ({row["task_id"]: row for row in tries if row["step"] == step} for step in (first, last))
+            gains = {task: after[task]["reward"] - before[task]["reward"] for task in before if task in after}
+            if not gains:
                 return []
-            gains = [last["reward"] - first["reward"] for first, last in pairs]
-            shown = pairs[gains.index(max(gains))]
-            recorded = [store.get(row["episode_id"]) for row in shown]
-        finally:
-            store.close()
+            task = max(gains, key=lambda task: gains[task])
+            recorded = [store.get(tried[task]["episode_id"]) for tried in (before, after)]
     except (EpisodeStoreError, sqlite3.Error) as error:
         log.warning("the report shows no episodes: %s", error)
         return []
-    query = recorded[0].query or _trail(recorded[0].episode)[0]
-    lines = [f"{LABEL.format('question')}{_shortened(query, width)}"]
-    for row, record in zip(shown, recorded, strict=True):
-        when = f"after step {row['step']}" if row["step"] else "before training"
-        reward = f"   reward {row['reward']:.3g}"
+    lines = [f"{LABEL.format('question')}{_shortened(recorded[0].query or _trail(recorded[0].episode)[0], width)}"]
+    for record in recorded:
+        when = f"after step {record.step}" if record.step else "before training"
+        reward = f"   reward {record.episode.reward:.3g}"
         said = _shortened(" → ".join(_trail(record.episode)[1:]), width - len(reward))
         lines.append(f"{LABEL.format(when)}{said}{reward}")
-    better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+    better, worse = (sum(gain * sign > 0 for gain in gains.values()) for sign in (1, -1))
     return [
         *lines,
-        f"{LABEL.format('')}{better} of {len(pairs)} questions answered better than at first, {worse} worse",
+        f"{LABEL.format('')}{better} of {len(gains)} questions answered better than at first, {worse} worse",
     ]
 
 
@@ -219,8 +213,7 @@ def _trail(episode: Episode) -> list[str]:
     """What was asked and what followed, in the longest conversation: replies, tool calls, their results."""
     tree = episode.tree
     messages = max((conversation(tree, call) for call in last_calls(tree)), key=len, default=[])
-    texts = [message_text(message) for message in messages if message.get("role") not in ("system", "developer")]
-    return texts or [""]
+    return [message_text(one) for one in messages if one.get("role") not in ("system", "developer")] or [""]
 
 
 def _shortened(text: str, width: int) -> str:
