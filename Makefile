@@ -132,7 +132,7 @@ test-clients: .venv-clients/.ready .venv-crewai/.ready .node-clients/.ready  ## 
 
 test-cli-agents: env .node-cli-agents/.ready .venv-mini-swe-agent/.ready  ## run Claude Code, Codex, OpenCode and mini-SWE-agent in a sandbox (needs Node.js, bubblewrap; about 2 GB)
 	AJET_CLI_AGENTS_NODE=$(CURDIR)/.node-cli-agents AJET_CLI_AGENTS_PYTHON=$(CURDIR)/.venv-mini-swe-agent \
-	  $(BIN)/python -m pytest -rs tests/agents/test_cli_programs.py tests/tutorial/test_coding_agent.py
+	  $(BIN)/python -m pytest -rs tests/agents/test_cli_programs.py tests/agents/test_skill_followed.py tests/tutorial/test_coding_agent.py
 
 test-verl: .venv-verl/.ready  ## run the verl backbone's tests in its own environment, a learning run among them
 	AJET_LONG_TESTS=1 .venv-verl/bin/python -m pytest tests/backbone/ray/verl tests/task_runner/test_runners_on_ray.py
