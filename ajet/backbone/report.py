@@ -15,8 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.episode_metrics import by_group, episode_metrics, is_success, try_counts, usable
 from ajet.backbone.failures import FailureWatch, warn_of
+from ajet.backbone.metrics import by_group, episode_metrics, is_success, try_counts, usable
 from ajet.backbone.plan import validation_repeats
 from ajet.context_tracker import describe_reasons, top_reasons
 from ajet.gateway.chat import validation_temperature
@@ -24,8 +24,8 @@ from ajet.observe.episode_codec import conversation, last_calls, message_text
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.episode_tables import EpisodeStoreError
 from ajet.observe.experiment import typed
-from ajet.observe.failures import FailureTally
 from ajet.observe.metrics import read_metrics
+from ajet.observe.progress_state import FailureTally
 from ajet.schema.episode import Episode, EpisodeGroup
 from ajet.schema.errors import ConfigError
 from ajet.schema.install import clone_in_use
