@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eo pipefail -c
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
@@ -36,7 +36,7 @@ SHOWN = awk -v total=$$(grep -c == constraints/$(1).txt) ' \
   /^Installing collected/ { print "  unpacking them"; fflush() }'
 
 $(VENV)/.ready: pyproject.toml constraints/lock.txt constraints/torch.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"ajet needs Python 3.11 or 3.12, and {sys.executable} is {v[0]}.{v[1]}: set PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"ajet needs Python 3.11, 3.12 or 3.13, and {sys.executable} is {v[0]}.{v[1]}: set PYTHON=/path/to/python3.11")'
 	@echo "building $(VENV): about 2 GB, some minutes the first time"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "1 of 2: what ajet needs"
