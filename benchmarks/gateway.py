@@ -246,7 +246,7 @@ async def main() -> None:
 async def embedded() -> list[dict[str, float]]:
     """The same with the embedded engine drawing every token, for information."""
     from ajet.config import load_config
-    from ajet.task_runner.model import build_engine
+    from ajet.task_runner.runtime import build_engine
 
     name = "tiny:qwen2"
     example = Path(__file__).parents[1] / "tutorial" / "example_math_agent" / "math_agent.yaml"

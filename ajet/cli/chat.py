@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.gateway.chat import EpisodeSession
     from ajet.schema.chat import Message
-    from ajet.task_runner.model import Model
+    from ajet.task_runner.runtime import Model
 
 HELP = """\
 /new      start over
@@ -45,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
 
 async def _chat(arguments: Namespace) -> int:
     from ajet.cli.targets import run_setting, target_config
-    from ajet.task_runner.model import load_model
+    from ajet.task_runner.runtime import load_model
 
     config = target_config(arguments.target, arguments.overrides)
     setting = run_setting(arguments.target)

@@ -374,7 +374,7 @@ async def _model(arguments: Namespace) -> AsyncIterator[_Model]:
         yield _Model(name, lambda: function)
         return
     from ajet.cli.targets import target_config
-    from ajet.task_runner.model import load_model
+    from ajet.task_runner.runtime import load_model
 
     config = target_config(target)
     model = load_model(config)

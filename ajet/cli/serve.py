@@ -16,7 +16,7 @@ from ajet.system.http_messages import is_loopback
 
 if TYPE_CHECKING:
     from ajet.gateway.gateway import Gateway
-    from ajet.task_runner.model import Model
+    from ajet.task_runner.runtime import Model
 
 
 def run(argv: Sequence[str]) -> int:
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
 
 async def _serve(arguments: Namespace) -> int:
     from ajet.cli.targets import target_config
-    from ajet.task_runner.model import load_model
+    from ajet.task_runner.runtime import load_model
 
     config = target_config(arguments.target, arguments.overrides)
     model = load_model(config)

@@ -1,25 +1,31 @@
 """`Runtime`: everything that episodes need in one process: model, gateway, runner and pool, on a service loop.
 
-Every backbone has one in each process that runs episodes. The model loads while the user's workflow is imported.
-`start`, `stop` and `run` are called from outside the service loop; runners call the `SessionProvider` methods on it.
+Every backbone has one in each process that runs episodes. `start`, `stop` and `run` are called from outside the service
+loop; runners call the `SessionProvider` methods on it. The `Model` (tokenizer, renderer, reply parser and engine) loads
+in a thread, while the user's workflow is imported; `load_model` builds one without a runtime.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ajet.context_tracker import TrackerSettings
-from ajet.engine.base import Engine
-from ajet.gateway.chat import EpisodeSession, SessionSettings
+from ajet.config.kinds import ENGINES, load
+from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings
+from ajet.engine.base import Engine, EnginePlacement
+from ajet.engine.model_source import ModelSource
+from ajet.gateway.chat import EpisodeSession, ReplyParser, SeedKey, SessionSettings, pick_parser
 from ajet.gateway.gateway import EpisodeKey, Gateway, GatewaySettings
-from ajet.schema.errors import EngineError
+from ajet.schema.errors import ConfigError, EngineError, UserError
+from ajet.schema.install import require_training
 from ajet.system.service_loop import ServiceLoop, wait_for
 from ajet.task_judge.base_judge import BaseJudge, load_judge
 from ajet.task_judge.group_judge import GroupJudge
@@ -29,7 +35,6 @@ from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.endings import LateJudge
 from ajet.task_runner.environments import find_environment, find_sandbox, load_workflow
 from ajet.task_runner.external_episodes import ExternalEpisodes, ExternalRunner
-from ajet.task_runner.model import MakeEngine, Model, ModelLoader, build_engine
 from ajet.task_runner.pool import OnEpisode, RolloutPool
 from ajet.task_runner.process_state import short_turns
 from ajet.task_runner.processes import ProcessRunner
@@ -41,6 +46,119 @@ from ajet.task_runner.tuner import AjetTuner
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.schema.task import WorkflowTask
+
+
+MakeEngine = Callable[["Config"], Engine]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a session needs of the model. The engine may still be loading its weights."""
+
+    tokenizer: Any
+    renderer: Renderer
+    parser: ReplyParser
+    engine: Engine
+
+    def open_session(
+        self, episode_id: str, settings: SessionSettings, limits: TrackerSettings, deadline_s: float | None = None
+    ) -> EpisodeSession:
+        """A session with a fresh tracker."""
+        return EpisodeSession(
+            episode_id=episode_id,
+            tracker=ContextTracker(self.renderer, limits),
+            renderer=self.renderer,
+            engine=self.engine,
+            parser=self.parser,
+            settings=settings,
+            deadline_s=deadline_s,
+        )
+
+    def open_conversation(self, max_model_len: int) -> EpisodeSession:
+        """A session that isn't trained on: clients choose the sampling, and only the model's length is limited."""
+        seed = SeedKey(seed=random.SystemRandom().getrandbits(48))
+        limits = TrackerSettings(
+            call_prefix=f"{seed.seed:x}",  # clients of `ajet serve` see the replies of many conversations
+            max_model_len=max_model_len,
+            max_prompt_length=max_model_len,
+            max_response_length=max_model_len,
+            max_response_length_in_one_turn=max_model_len,
+            max_steps=2**31,
+            checks=(),
+            terminate_on_abnormal=False,
+            detect_forks=False,
+        )
+        return self.open_session(f"served-{seed.seed:x}", SessionSettings(training=False, seed_key=seed), limits)
+
+
+def build_engine(config: Any, placement: EnginePlacement | None = None) -> Engine:
+    """The engine that `rollout.engine` names, for the model in `model.path`. Returns at once; weights load later."""
+    engine: Engine = load(ENGINES, config.ajet.rollout.engine).from_config(config, placement or EnginePlacement())
+    return engine
+
+
+def load_model(
+    config: Config, make_engine: MakeEngine = build_engine, before_engine: Callable[[], object] = lambda: None
+) -> Model:
+    """Load the tokenizer and start the engine, which loads in the background. Raises a `UserError`."""
+    name = config.ajet.model.path
+    require_training("a model here")
+    try:
+        tokenizer = ModelSource.resolve(name).tokenizer()
+        renderer = Renderer(tokenizer, reasoning_history=config.ajet.rollout.reasoning_history)
+        parser = pick_parser(getattr(tokenizer, "chat_template", None))
+        before_engine()
+        return Model(tokenizer, renderer, parser, make_engine(config))
+    except UserError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"ajet.model.path: {name!r} can't be loaded: {type(error).__name__}: {error}") from error
+
+
+class ModelLoader:
+    """Loads a model in a thread. Episodes can begin once the tokenizer is there, before the engine is ready."""
+
+    def __init__(self, config: Config, make_engine: MakeEngine) -> None:
+        self.loaded: Future[Model] = Future()
+        self.engine_error: UserError | None = None
+        """Why the engine will never be ready."""
+        self._config = config
+        self._make_engine = make_engine
+        self._code_imported = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._load, name="ajet-load", daemon=True).start()
+
+    def user_code_imported(self) -> None:
+        """Let the engine load. Its libraries wait for the user's code: imports share one interpreter lock, and someone
+        who debugs is waiting for the workflow's first line."""
+        self._code_imported.set()
+
+    async def watch_engine(self) -> None:
+        """Wait for the engine, and note why it can't load: that ends the run, instead of failing every episode."""
+        try:
+            await self.loaded.result().engine.ready()
+        except UserError as error:
+            self.engine_error = error
+        except Exception as error:  # noqa: BLE001 - whatever an engine's library raises
+            self.engine_error = self.refusal(error)
+
+    def refusal(self, error: Exception) -> UserError:
+        """Why the run can't begin, if this is what the engine raised while it loaded."""
+        ajet = self._config.ajet
+        name = "" if isinstance(error, EngineError) else f"{type(error).__name__}: "
+        return ConfigError(
+            f"ajet.rollout.engine: {ajet.rollout.engine} could not load {ajet.model.path!r}: {name}{error}"
+        )
+
+    def _load(self) -> None:
+        try:
+            model = load_model(self._config, self._make_engine, self._code_imported.wait)
+        except UserError as error:
+            self.loaded.set_exception(error)
+        else:
+            self.loaded.set_result(model)
+
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -34,8 +34,7 @@ from ajet.schema.errors import EXIT_FAILED, ConfigError
 from ajet.schema.task import Task
 from ajet.task_reader.task_reader_base import Curriculum, TaskStream
 from ajet.task_runner.external_episodes import NO_TASK
-from ajet.task_runner.model import build_engine
-from ajet.task_runner.runtime import Runtime
+from ajet.task_runner.runtime import Runtime, build_engine
 from ajet.trainer.checkpoint import Checkpoint, CheckpointFolder, load
 from ajet.trainer.credit import (
     CallCredit,

@@ -12,7 +12,7 @@ from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
 from ajet.schema.chat import ChatRequest
 from ajet.schema.errors import ConfigError
-from ajet.task_runner.model import ModelLoader, load_model
+from ajet.task_runner.runtime import ModelLoader, load_model
 
 CONFIG = make_config({"model.path": "tiny:qwen2"})
 
