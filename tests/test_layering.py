@@ -22,8 +22,6 @@ ROOMS = """
 FEWEST_LINES, MOST_LINES = 60, 450
 SMALL_FOR_A_REASON = {
     "agents/tools/finish": "a kind of tool",
-    "backbone/ray/engine": "what verl's and Trinity's engines share; loads neither",
-    "backbone/ray/trinity/monitor": "loaded by Trinity, by name",
     "backbone/ray/trinity/plugin": "runs in every process of Trinity's",
     "backbone/ray/verl/driver": "a program of its own",
     "backbone/ray/verl/plugin": "runs in every process of verl's",
