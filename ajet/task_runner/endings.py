@@ -25,8 +25,8 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, validate_reward
 from ajet.task_judge.group_judge import GroupJudge, JudgedCall, JudgedEpisode
 from ajet.task_runner.attempt import EarlyEnding, EndedEarly, WorkflowResult
-from ajet.task_runner.off_loop import run_with_pauses
 from ajet.task_runner.results import WorkflowInterrupted, called, describe, judge_result
+from ajet.task_runner.thread_control import run_with_pauses
 from ajet.task_runner.threads import EpisodeThreads
 
 if TYPE_CHECKING:

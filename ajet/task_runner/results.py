@@ -36,8 +36,8 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, validate_reward
 from ajet.task_runner.attempt import AskEnding, EarlyEnding, EmittedSpans, WorkflowResult, finite_rewards, plain, shown
 from ajet.task_runner.environments import LeasedSandbox, enter
-from ajet.task_runner.off_loop import __file__ as OUTSIDE_LOOP_FILE
-from ajet.task_runner.off_loop import call_off_loop
+from ajet.task_runner.thread_control import __file__ as THREAD_CONTROL_FILE
+from ajet.task_runner.thread_control import call_off_loop
 from ajet.task_runner.workflow import Workflow
 
 log = logging.getLogger(__name__)
@@ -290,7 +290,7 @@ def _environment_error(error: BaseException) -> Literal["", "fault", "unavailabl
     return "fault" if faults else ""
 
 
-_OUR_FILES = (__file__, OUTSIDE_LOOP_FILE)
+_OUR_FILES = (__file__, THREAD_CONTROL_FILE)
 
 
 def describe(error: BaseException) -> Failure:

@@ -36,10 +36,10 @@ from ajet.task_runner.endings import LateJudge
 from ajet.task_runner.environments import find_environment, find_sandbox, load_workflow
 from ajet.task_runner.external_episodes import ExternalEpisodes, ExternalRunner
 from ajet.task_runner.pool import OnEpisode, RolloutPool
-from ajet.task_runner.process_state import short_turns
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.remote import RemoteRunner
 from ajet.task_runner.runner import TaskRunner
+from ajet.task_runner.thread_control import short_turns
 from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
 from ajet.task_runner.tuner import AjetTuner
 
