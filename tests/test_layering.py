@@ -54,7 +54,7 @@ OPENS_ELSEWHERE = {
     "backbone/ray/start": "Ray's own processes, and whether its head answers",
     "backbone/ray/watcher": "the child that trains, with its log",
     "cli/runner": "the user's program beside a runner",
-    "cli/vllm": "asks another interpreter what it has",
+    "cli/serve": "asks another interpreter what it has",
     "compat/agentjet/job": "runs the ajet command",
     "engine/vllm/server": "vLLM's servers, each a process group with its log",
     "environment/instances": "hands sockets to the processes that it forks",

@@ -64,7 +64,7 @@ COMMANDS = {
     "rubrics": Command("make CONF", "have a model write the rubrics of a judge from graded examples", "tasks.rubrics"),
     "runner": Command("--connect URL", "run episodes of a training run elsewhere, with this machine's workflow"),
     "agentops": Command("[--out FILE|--store URL]", "receive the spans of programs instrumented with AgentOps"),
-    "vllm": Command("serve MODEL", "start a vLLM server with the settings ajet needs"),
+    "vllm": Command("serve MODEL", "start a vLLM server with the settings ajet needs", "serve.vllm"),
     "completion": Command("bash|zsh|fish", "print a script with which the shell completes commands"),
 }
 """Subcommands by name."""

@@ -27,8 +27,8 @@ from trinity.utils.monitor import Monitor
 from ajet.backbone.ray.collector import COLLECTOR, GroupRunner
 from ajet.backbone.ray.engine import TrinityEngine
 from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.rows import UPDATES, VERSIONS
 from ajet.backbone.ray.start import on_cpu
-from ajet.backbone.ray.trinity.rows import UPDATES, VERSIONS
 from ajet.backbone.ray.watcher import cause, first_line
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.task import Task

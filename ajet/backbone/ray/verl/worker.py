@@ -20,8 +20,8 @@ from ajet.backbone.ray.collector import COLLECTOR, HEAD, EpisodeCollector, Group
 from ajet.backbone.ray.credit import GROUP, group_tag
 from ajet.backbone.ray.engine import ServerEngine, ServerKind
 from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.rows import Row, group_rows, validation_row
 from ajet.backbone.ray.verl import plugin
-from ajet.backbone.ray.verl.rows import Row, group_rows, validation_row
 from ajet.backbone.ray.watcher import first_line
 from ajet.backbone.training_settings import credit_settings
 from ajet.context_tracker import Renderer
