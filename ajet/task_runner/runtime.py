@@ -36,8 +36,6 @@ from ajet.task_runner.endings import LateJudge
 from ajet.task_runner.environments import find_environment, find_sandbox, load_workflow
 from ajet.task_runner.external_episodes import ExternalEpisodes, ExternalRunner
 from ajet.task_runner.pool import OnEpisode, RolloutPool
-from ajet.task_runner.processes import ProcessRunner
-from ajet.task_runner.remote import RemoteRunner
 from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.thread_control import short_turns
 from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
@@ -46,6 +44,7 @@ from ajet.task_runner.tuner import AjetTuner
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.schema.task import WorkflowTask
+    from ajet.task_runner.remote import RemoteRunner
 
 
 MakeEngine = Callable[["Config"], Engine]
@@ -302,6 +301,8 @@ class Runtime:
             log.warning("debugging: the workflow runs in a thread of this process, where breakpoints can stop it")
             isolated = False
         if isolated:
+            from ajet.task_runner.processes import ProcessRunner
+
             # first, so that the server imports the user's code on another core while this process loads the model
             self.attempts = ProcessRunner(self.config, self, self.config.base_dirs)
             if self.config.ajet.task_judge.judge_type != "customized_protocol":
@@ -342,6 +343,8 @@ class Runtime:
 
     async def _remote_runner(self, judge: BaseJudge | None) -> RemoteRunner:
         """Serves episodes to remote runners; the user's workflow is theirs."""
+        from ajet.task_runner.remote import RemoteRunner  # and the whole store, which other runs don't need
+
         runner = self.attempts = RemoteRunner(self.config, self, judge)
         await runner.start()
         return runner
