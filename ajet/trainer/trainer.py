@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ajet.schema.episode import CallTree
-from ajet.trainer.credit.weights import EpisodeCredit, LossNorm, mini_batches
+from ajet.trainer.credit.estimators import EpisodeCredit, LossNorm, mini_batches
 from ajet.trainer.executor import Chosen, CostModel, Logprobs, choose, plan
 from ajet.trainer.forward import Entropy, Forward, require_liger
 from ajet.trainer.loss import AdaptiveKL, EdgeTensors, LossSettings, policy_loss, trajectory_sums

@@ -11,7 +11,7 @@ import torch
 
 from ajet.schema.chat import Sampling
 from ajet.trainer import loss as losses
-from ajet.trainer.credit.weights import CallCredit, EpisodeCredit, LossNorm
+from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit, LossNorm
 from ajet.trainer.executor import Chosen
 from ajet.trainer.forward import RowForward
 from ajet.trainer.loss import AdaptiveKL, Correction, CorrectionMode, Level, LossSettings, PolicyLoss
