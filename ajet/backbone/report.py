@@ -166,7 +166,7 @@ def report_text(
         lines.append(f"{LABEL.format('plot')}{plot}")
     weights, name = folder / "hf", typed(folder)
     lines += [f"{LABEL.format('weights')}{weights if weights.exists() else 'none saved'}", "", "Next:"]
-    commands = {f"ajet view {name}": "every episode, token by token, in the browser"}
+    commands = {f"ajet view {name}": "every episode, token by token"}
     if weights.exists():
         commands[f"ajet chat {name}"] = "talk to the trained model"
     if example:

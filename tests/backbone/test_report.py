@@ -118,7 +118,7 @@ def test_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     folder = Path("saved_experiments/sums")
     folder.mkdir(parents=True)
     folder_of(folder)
-    assert told(folder).endswith("\nNext:\n  ajet view sums    # every episode, token by token, in the browser")
+    assert told(folder).endswith("\nNext:\n  ajet view sums    # every episode, token by token")
     (folder / "hf").mkdir()
     commands = [line.partition("#")[0].strip() for line in told(folder).partition("Next:\n")[2].splitlines()]
     assert commands == ["ajet view sums", "ajet chat sums", "ajet export weights sums FOLDER"]
@@ -129,7 +129,7 @@ def test_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_first_line_of_a_run_is_the_first_sentence_of_its_file(tmp_path: Path) -> None:
-    assert "learns that using its calculator pays" in str(what_it_is_about(ROOT / "configs/quickstart.yaml"))
+    assert "learns that its calculator pays" in str(what_it_is_about(ROOT / "configs/quickstart.yaml"))
     for line in ("ajet:", "# sums.yaml", "# ---- main ----", "# Copyright 2020 A. All rights reserved.", ""):
         (tmp_path / "a.yaml").write_text(f"{line}\n# A sentence.\n")
         assert what_it_is_about(tmp_path / "a.yaml") is None, line
