@@ -36,20 +36,20 @@ class APOConfig(Section):
     critique_batch: Positive = 4
     """Search tasks whose episodes one criticism reads."""
     score_batch: Positive = 16
-    """Validation tasks, the same for all, on which the candidates of a round are compared."""
+    """Validation tasks on which the candidates of a round are compared."""
 
 
 class GEPAConfig(Section):
     """`ajet.prompt_tuning.gepa`: reflective mutation on a Pareto front, by the `gepa` package."""
 
     minibatch: Positive = 3
-    """Search tasks on which a mutation must beat its parent before it is validated."""
+    """Search tasks on which a mutation must beat its parent before validation."""
     merges: Count = 5
     """Most merges of two candidates of the front. 0: none."""
     selection: Literal["pareto", "current_best", "epsilon_greedy", "top_k_pareto"] = "pareto"
     """How the parent of a mutation is chosen."""
     perfect_score: float = 1.0
-    """A reward that leaves nothing to learn: a parent that earns it on the whole minibatch isn't mutated."""
+    """A parent that earns this on the whole minibatch isn't mutated."""
 
 
 class BestOfConfig(Section):
@@ -63,9 +63,9 @@ class TokenPriceConfig(Section):
     """`ajet.prompt_tuning.budget.price_per_million`: the price of a million tokens of the tuned model."""
 
     input: NonNegative = 0.0
-    """Of prompt tokens, in any currency."""
+    """Price of a million prompt tokens of the tuned model."""
     output: NonNegative = 0.0
-    """Of sampled tokens."""
+    """Price of a million sampled tokens."""
 
 
 class SearchBudgetConfig(Section):
@@ -74,10 +74,9 @@ class SearchBudgetConfig(Section):
     episodes: Positive | None = None
     """Most episodes, the confirmation included. null: no limit."""
     tokens: Positive | None = None
-    """Most tokens, prompts and replies, of episodes and proposer together. null: no limit."""
+    """Most tokens of episodes and proposer together. null: no limit."""
     money: AboveZero | None = None
-    """Most that they may cost: the tuned model by `price_per_million`, the helper by `ajet.helper.price_per_million`.
-    null: no limit."""
+    """Most that they may cost: the tuned model by `price_per_million`, the helper by its own. null: no limit."""
     price_per_million: TokenPriceConfig = TokenPriceConfig()
     """The price of a million tokens of the tuned model."""
     seconds: AboveZero | None = None
@@ -89,27 +88,27 @@ class PromptTuningConfig(Section):
 
     templates: dict[str, str | TemplateConfig] = {}
     """First texts by name, for `tuner.prompt("name")`: a text, or `{text: …}` or `{file: …}` with `engine: f-string |
-    jinja`. A file is looked up as any other."""
+    jinja`."""
     tune: Literal["together", "in_turn"] = "together"
-    """Several templates: each proposal may change all of them, or one template changes in each round."""
+    """Several templates: a proposal may change all, or one in each round."""
     algorithm: OptimiserName = "apo"
     """`apo`, `gepa`, `best_of`, or `module->Class`: an algorithm of your own."""
     proposer: ProposerName = "helper"
     """Who writes proposals: the `helper` model of `ajet.helper`, the `tuned` model itself, or `module->function`."""
     proposer_temperature: Temperature = 1.0
-    """Of the model that writes proposals."""
+    """Temperature of the proposer."""
     proposer_timeout: AboveZero = 300.0
-    """Seconds that one answer of the proposer may take, with what its client retries. A question that takes longer has
-    failed; if all of a round fail, the search ends with an error, and the same command goes on from there."""
+    """Seconds for one answer of the proposer, retries included. If all of a round fail, the search ends, and can be
+    resumed."""
     rounds: Positive | None = None
     """Most rounds. null: the algorithm's own number (apo 3, gepa 30, best_of 3)."""
     repeats: Positive = 1
     """Episodes of each candidate on each task."""
     validation_tasks: Positive | None = None
-    """Most tasks on which candidates are validated. null: all that aren't kept for the confirmation."""
+    """Most tasks on which candidates are validated. null: all but the confirmation's."""
     confirmation_tasks: Count | None = None
-    """Tasks that no candidate sees until the search is over; then the best and the first template are compared on them.
-    0: none. null: half of the validation split, or a quarter of the tasks if there is no such split."""
+    """Tasks kept until the end, to compare the best with the first template. 0: none. null: half of the validation
+    split, or a quarter of the tasks."""
     max_template_length: Positive = 20000
     """Most characters of a proposed template."""
     proposal_retries: Count = 2
