@@ -76,83 +76,13 @@ ajet --conf my_agent.yaml rollout.num_repeat=8 trainer_common.optim.lr=2e-6
 - On the command line, write a key with or without `ajet.`. Values are YAML: `[a, b]`, `null`, `true`, `1e-6`.
 - Other top-level blocks are yours: the workflow reads `frozen_lake: {size: 4}` as `tuner.config.frozen_lake.size`.
   `+frozen_lake.size=4` adds such a block on the command line.
-- Top-level `verl:`, `trinity:` and `trainer:` blocks go to that backbone unchanged; `hydra:` and `defaults:` are ignored.
+- Top-level `verl:`, `trinity:` and `trainer:` go to that backbone unchanged; `hydra:` and `defaults:` are ignored.
 - A value may refer to another (`${ajet.rollout.num_repeat}`, `${.neighbour}`) or to the environment (`${oc.env:NAME}`,
   `${oc.env:NAME,default}`).
 - A file is looked up in the working directory, then in the YAML's folder, then in the folders above it.
 - `ajet validate FILE` and the run's log name keys without effect on the chosen backbone or engine.
 
 `ajet config show FILE` prints a file with all defaults. For completion in an editor with a YAML language server, run
-`ajet config schema > ajet.schema.json` and begin the file with `# yaml-language-server: $schema=ajet.schema.json`.
-"""
-
-FIRST_KEYS = (
-    "experiment_name",
-    "backbone",
-    "model.path",
-    "model.lora.enabled",
-    "rollout.user_workflow",
-    "rollout.agent",
-    "rollout.environment",
-    "rollout.sandbox",
-    "rollout.engine",
-    "rollout.num_repeat",
-    "rollout.temperature",
-    "rollout.max_model_len",
-    "rollout.max_env_worker",
-    "rollout.episode_timeout",
-    "rollout.gamma",
-    "rollout.multi_turn.max_steps",
-    "task_reader.type",
-    "task_reader.jsonl_dataset_file.training.file_path",
-    "task_reader.jsonl_dataset_file.validation.file_path",
-    "task_reader.huggingface_dat_repo.dataset_path",
-    "task_judge.judge_type",
-    "task_judge.judge_protocol",
-    "task_judge.success_threshold",
-    "helper.model",
-    "helper.base_url",
-    "failure_reward.otherwise",
-    "data.train_batch_size",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    "trainer_common.algorithm.adv_estimator",
-    "trainer_common.algorithm.policy_loss",
-    "trainer_common.optim.lr",
-    "trainer_common.kl_loss_coef",
-    "trainer_common.total_epochs",
-    "trainer_common.total_training_steps",
-    "trainer_common.save_freq",
-    "trainer_common.test_freq",
-    "trainer_common.logger",
-    "prompt_tuning.templates",
-    "prompt_tuning.algorithm",
-)
-"""The keys that matter first, in the order in which one comes to them."""
-
-HEAD = """\
-# Configuration
-
-<!-- Written by `ajet config docs docs/config` from the schema in ajet/config/: don't edit. -->
-
-One YAML file describes a run:
-
-```bash
-ajet --conf my_agent.yaml
-ajet --conf my_agent.yaml rollout.num_repeat=8 trainer_common.optim.lr=2e-6
-```
-
-- AgentJet reads what is below `ajet:`. An unknown key is an error that names its line and the key that you probably meant.
-- On the command line, write a key with or without `ajet.` in front. Values are YAML: `[a, b]`, `null`, `true`, `1e-6`.
-- Other top-level blocks are yours: read `frozen_lake: {size: 4}` as `tuner.config.frozen_lake.size` in the workflow. To add a
-  block on the command line, write `+frozen_lake.size=4`.
-- Top-level `verl:`, `trinity:` and `trainer:` blocks go to that backbone unchanged; `hydra:` and `defaults:` are ignored.
-- A value may refer to another (`${ajet.rollout.num_repeat}`, `${.neighbour}`) or to the environment (`${oc.env:NAME}`,
-  `${oc.env:NAME,default}`).
-- A file name is looked up in the working directory, then in the YAML's folder, then in the folders above it.
-- `ajet validate FILE` and the run's log name the keys that have no effect on the chosen backbone or engine.
-
-`ajet config show FILE` prints a file with all defaults. For completion and checks in an editor with a YAML language server, run
 `ajet config schema > ajet.schema.json` and begin the file with `# yaml-language-server: $schema=ajet.schema.json`.
 """
 
@@ -257,11 +187,11 @@ def _default(key: KnownKey) -> str:
 
 
 def _takes(fragment: dict[str, Any], value: Any) -> list[str]:
-    """Limits of a number; and of null, what it may be instead."""
+    """Limits of a number; and of null, what it may be instead, unless that is text."""
     words = [_BOUNDS.sub(lambda found: _SIGNS[found[0]], word) for word in kinds(fragment) if word != "null"]
     words = [re.sub(r"≥ (\S+) ≤ (\S+)", r"\1 to \2", word) for word in words]
     if value is None:
-        return words
+        return [] if words == ["text"] else words
     return [limits.removeprefix(kind) for kind in ("int ", "number ") for limits in words if limits.startswith(kind)]
 
 

@@ -84,10 +84,9 @@ class RemoteConfig(Section):
     """`ajet.rollout.remote`: the server used by `rollout.engine: remote` and `sglang`."""
 
     base_url: str | list[str] | None = None
-    """Its address, up to and including `/v1`, or a list of equivalent ones. null: the environment's
-    `OPENAI_BASE_URL`."""
+    """Its address with `/v1`, or a list of equivalent ones. null: `OPENAI_BASE_URL`."""
     api_key: str | list[str] | None = None
-    """Its key, or several that are used in turn. null: the environment's `OPENAI_API_KEY`."""
+    """Its key, or several used in turn. null: `OPENAI_API_KEY`."""
     model: str | None = None
     """The model's name on the server. null: `model.path`."""
     max_parallel: Positive = 32
@@ -241,7 +240,7 @@ class RolloutSection(Section):
     max_model_len: Positive = 18000
     """Most tokens of prompt and reply together."""
     max_response_length_in_one_turn: Positive = 4096
-    """Most tokens per reply. The smallest of this, the client's `max_tokens` and the room left applies."""
+    """Most tokens per reply; the client's `max_tokens` or the room left may be less."""
     max_env_worker: Positive = 64
     """Most episodes at a time."""
     max_num_seqs: Positive = 64

@@ -40,7 +40,7 @@ class LoraConfig(Section):
     alpha: NonNegative = 32
     """Scale of the adapters: their output is multiplied by alpha / rank."""
     dropout: Share = 0.0
-    """Dropout on the adapters' input during training. Above 0, the trained policy differs from the sampled one."""
+    """Dropout on the adapters' input in training; above 0, the trained policy differs from the sampled one."""
     target_modules: list[str] | str = "all-linear"
     """Names of the layers that get an adapter, or `all-linear`."""
     base_bits: Literal[4] | None = None
@@ -56,7 +56,7 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of weights and computation. `auto`: float32 on a CPU, bfloat16 on a GPU."""
     attn: Literal["auto", "eager", "sdpa", "flex_attention", "flash_attention_2"] = "auto"
-    """Attention implementation. `auto`: SDPA, or plain attention for models that have no other."""
+    """Attention implementation. `auto`: SDPA, or eager for models without it."""
     lora: LoraConfig = LoraConfig()
     """Train small adapters instead of all weights."""
 
@@ -162,7 +162,7 @@ class TaskRunnerConfig(Section):
     wrapper_multiprocessing_timeout: AboveZero = 3600.0
     """Seconds after which a workflow's process is ended; `rollout.episode_timeout` applies as well."""
     max_lost_threads: Count = 8
-    """Workflow threads that may be stuck for good before the run ends with a hint to use `multi-processing`."""
+    """Workflow threads that may hang for good before the run ends."""
     process_lifetime: Literal["episode", "run"] = "episode"
     """With `multi-processing`: a fresh process for each `episode`, or one that stays for the `run`: faster, but globals
     and the working folder stay changed."""

@@ -25,15 +25,15 @@ class FieldsConfig(Section):
     """Which fields of a record make a task. All other fields go to the task's metadata."""
 
     main_query: Annotated[list[str], OneOrMore] = ["main_query", "question", "prompt", "query"]
-    """Fields that may hold the problem's text; the first one present is taken."""
+    """Fields that may hold the problem's text; the first one present counts."""
     task_id: Annotated[list[str], OneOrMore] = ["task_id", "id"]
-    """Fields that may hold a unique id; records without one get an id derived from their content."""
+    """Fields that may hold a unique id. Without one, it is derived from the record."""
     init_messages: Annotated[list[str], OneOrMore] = ["init_messages", "messages"]
     """Fields that may hold the first messages."""
     env_type: Annotated[list[str], OneOrMore] = ["env_type"]
     """Fields that may name the environment."""
     tag: Annotated[list[str], OneOrMore] = ["tag"]
-    """Fields that may hold a label by which metrics are broken down."""
+    """Fields that may hold a label, by which metrics are broken down."""
 
 
 class JsonlConfig(Section):
@@ -212,7 +212,7 @@ class RandomDummyConfig(Section):
     num_tasks: Positive = 1000
     """Training tasks."""
     num_validation_tasks: Count | None = None
-    """Validation tasks, which are others. null: the training tasks."""
+    """Validation tasks. null: the training tasks."""
 
 
 class CurriculumConfig(Section):
@@ -268,7 +268,7 @@ class TaskJudgeConfig(Section):
     `rubrics_auto_grader`: by rubrics from graded examples. `openjudge`: a grader of py-openjudge. `tests`: the task's
     `test_command` in the sandbox. `composite`: the weighted sum of `parts`."""
     judge_protocol: str | None = None
-    """Your judge: `module.path->Class` or `path/file.py->Class`. Needed only if workflows return no reward."""
+    """Your judge, if workflows return no reward: `module.path->Class` or `path/file.py->Class`."""
     success_threshold: Real = 1.0
     """Reward from which an episode counts as a success, unless the workflow or the judge says so."""
     math_verify: bool | None = None
