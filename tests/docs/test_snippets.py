@@ -108,7 +108,7 @@ return WorkflowOutput(reward=1.0, metadata={{"said": said.stdout}})
 
 
 def test_names_of_log_metrics() -> None:
-    snippet = code("tracking.md", "log_metrics={")
+    snippet = code("metrics.md", "log_metrics={")
     metrics: dict[str, Any] = eval(re.search(r"log_metrics=(\{.*\})\)", snippet)[1])  # type: ignore[index]  # noqa: S307
     names = re.search(r"^# (.*)$", snippet, re.MULTILINE)[1].split()  # type: ignore[index]
     assert sorted(aggregate_log_metrics([metrics])) == sorted(names)
