@@ -164,9 +164,9 @@ def test_the_embedded_engine_generates(tmp_path: Path, capsys: pytest.CaptureFix
 def test_the_context_tracker_shows_why_a_conversation_forked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "program.py").write_text(code("context_tracker.md", "describe_reasons("))
+    (tmp_path / "program.py").write_text(code("dev/context_tracker.md", "describe_reasons("))
     runpy.run_path(str(tmp_path / "program.py"))
-    assert capsys.readouterr().out == code("context_tracker.md", "Ledger(captured=20")
+    assert capsys.readouterr().out == code("dev/context_tracker.md", "Ledger(captured=20")
 
 
 def test_scripted_replies_load(tmp_path: Path) -> None:
