@@ -187,14 +187,17 @@ def _default(key: KnownKey) -> str:
 
 
 def _takes(fragment: dict[str, Any], value: Any) -> list[str]:
-    """Limits of a number; and of null, what it may be instead, unless that is text."""
+    """Limits of a number, unless they are plain; and of null, what it may be instead, unless that is text."""
     words = [_BOUNDS.sub(lambda found: _SIGNS[found[0]], word) for word in kinds(fragment) if word != "null"]
     words = [re.sub(r"≥ (\S+) ≤ (\S+)", r"\1 to \2", word) for word in words]
     if value is None:
         return [] if words == ["text"] else words
-    return [limits.removeprefix(kind) for kind in ("int ", "number ") for limits in words if limits.startswith(kind)]
+    limits = [word.partition(" ")[2] for word in words if word.startswith(("int ", "number "))]
+    return [limit for limit in limits if limit not in ("", *PLAIN)]
 
 
+PLAIN = ("≥ 0", "≥ 1", "> 0")
+"""Limits that nobody looks up."""
 _SIGNS = {"a whole number": "int", "a number": "number", "at least": "≥", "at most": "≤", "above": ">", "below": "<",
           " and": "", "(": "", ")": "", "a list": "list"}  # fmt: skip
 _BOUNDS = re.compile("|".join(map(re.escape, _SIGNS)))

@@ -27,11 +27,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return tmp_path / "my-agent"
 
 
-def test_validate(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", "my-agent.yaml"]) == 0
-    assert capsys.readouterr().out == shown("commands.md", "ajet validate my-agent.yaml")
-
-
 def test_migrate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = blocks_of(ROOT / "docs/migrate.md")
