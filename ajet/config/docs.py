@@ -183,7 +183,7 @@ def _default(key: KnownKey) -> str:
     words = [word for word in choices(fragment) if word != str(value)]
     told = set(words) <= set(re.findall(r"`([^`]*)`", key.field.description or ""))
     takes = [f"`{word}`" for word in words if not told] if words else _takes(fragment, value)
-    return (" or " if value is None else ", ").join([_shown(value), *takes])
+    return f"null or {', '.join(takes)}" if value is None and takes else ", ".join([_shown(value), *takes])
 
 
 def _takes(fragment: dict[str, Any], value: Any) -> list[str]:
