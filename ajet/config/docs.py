@@ -111,7 +111,7 @@ def _first_table() -> str:
     for name in FIRST_KEYS:
         key = known_keys()[("ajet", *name.split("."))]
         default = "" if key.section is not None else _shown(key.field.get_default(call_default_factory=True))
-        rows.append(_row(name, default, f"{key.doc}."))
+        rows.append(_row(name, default, re.split(r"[:;] | \(", key.doc)[0]))
     return TABLE + "".join(rows)
 
 

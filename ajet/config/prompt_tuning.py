@@ -92,7 +92,7 @@ class PromptTuningConfig(Section):
     tune: Literal["together", "in_turn"] = "together"
     """Several templates: a proposal may change all, or one in each round."""
     algorithm: OptimiserName = "apo"
-    """`apo`, `gepa`, `best_of`, or `module->Class`: an algorithm of your own."""
+    """Which search: `apo`, `gepa`, `best_of`, or your own as `module->Class`."""
     proposer: ProposerName = "helper"
     """Who writes proposals: the `helper` model of `ajet.helper`, the `tuned` model itself, or `module->function`."""
     proposer_temperature: Temperature = 1.0

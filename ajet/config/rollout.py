@@ -250,7 +250,7 @@ class RolloutSection(Section):
     episode_retries: Count = 1
     """How often an episode is run again after a fault (engine, judge, infrastructure)."""
     gamma: Annotated[float, Field(gt=0, le=1), NotBool] = 1.0
-    """Discount: the call that is k calls before an agent's last gets gamma**k of the reward."""
+    """Discount of earlier calls: the call that is k calls before an agent's last gets gamma**k of the reward."""
     reasoning_history: Literal["template", "keep"] = "template"
     """Whether earlier thinking stays in the prompt: as the chat template decides, or always."""
     abandoned_calls: Literal["mask", "train"] = "mask"

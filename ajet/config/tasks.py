@@ -264,9 +264,9 @@ class TaskJudgeConfig(Section):
     """`ajet.task_judge`: how a workflow's output becomes a reward, if the workflow returns none."""
 
     judge_type: JudgeName = "customized_protocol"
-    """`customized_protocol`: the class in `judge_protocol`. `llm_judge`: a model grades by your prompt.
-    `rubrics_auto_grader`: by rubrics from graded examples. `openjudge`: a grader of py-openjudge. `tests`: the task's
-    `test_command` in the sandbox. `composite`: the weighted sum of `parts`."""
+    """Kind of judge: `customized_protocol` (the class in `judge_protocol`), `llm_judge` (a model grades by your
+    prompt), `rubrics_auto_grader` (by rubrics from graded examples), `openjudge` (a grader of py-openjudge), `tests`
+    (the task's `test_command`, in the sandbox) or `composite` (the weighted sum of `parts`)."""
     judge_protocol: str | None = None
     """Your judge, if workflows return no reward: `module.path->Class` or `path/file.py->Class`."""
     success_threshold: Real = 1.0

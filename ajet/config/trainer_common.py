@@ -93,7 +93,7 @@ class AlgorithmConfig(Section):
     pass_k: Positive = 4
     """`adv_estimator: pass_at_k`: train for the success of the best of this many episodes."""
     policy_loss: LossName = "ppo"
-    """Which loss."""
+    """Which loss: `ppo`, `gspo`, `cispo`, or `sft` to imitate."""
     clip_low: Annotated[float, Field(ge=0, le=1), NotBool] | None = None
     """The probability ratio is clipped below 1 - clip_low. null: 0.2, with `gspo` 0.0003."""
     clip_high: Annotated[float, Field(ge=0, le=100), NotBool] | None = None
