@@ -1,11 +1,12 @@
-"""Runs the commands of the pages that show a whole session, in order, in an empty folder, and writes what they print into
-the page. A block with a title becomes a file of that name. A line `…` in an output stands for any number of lines.
+"""Runs the commands of the pages that show a whole session, in order, in an empty folder, and writes what they print
+into the page. A block with a title becomes a file of that name. A line `…` in an output stands for any number of lines.
 
 python tests/support/console.py [PAGE ...]
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -74,10 +75,8 @@ def _run(script: str, folder: Path) -> str:
         try:
             shell.wait(LIMIT_S)
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)  # a server that a failed page has left
-            except ProcessLookupError:
-                pass
     return file.read_text(encoding="utf-8")
 
 
@@ -88,9 +87,7 @@ def write(page: str) -> None:
         (home := Path(folder).resolve() / "home").mkdir()
         for command, shown, printed in outputs(page, home):
             print(f"$ {command}\n{printed}", flush=True)
-            old, new = (
-                f"```console\n$ {command}\n{text}{chr(10) if text else ''}```" for text in (shown, printed)
-            )
+            old, new = (f"```console\n$ {command}\n{text}{chr(10) if text else ''}```" for text in (shown, printed))
             replaced.append((old, new))
     for file in (ROOT / "docs" / page, ROOT / "docs" / "zh" / page):
         if file.is_file():
