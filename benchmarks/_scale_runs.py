@@ -138,7 +138,7 @@ def conduct_all(loads: dict[str, Load]) -> dict[str, dict[str, Any]]:
     runs = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name in sorted(loads, key=lambda name: list(loads).index(name) % 3):
-            runs[name] = conduct(loads[name], Path(scratch) / name.replace(" ", "_"))
+            runs[name] = conduct(loads[name], Path(scratch) / str(len(runs)))
     return runs
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from ajet.backbone.ray.verl.client import with_versions
 from ajet.backbone.ray.verl.config import CPU_ROLLOUT
 from ajet.backbone.ray.verl.engine import ServerEngine, ServerKind
 from ajet.config import Config
@@ -94,7 +95,7 @@ class HostRuntime(Runtime):
         def make_engine(of: Config) -> ServerEngine:
             renderer = Renderer(ModelSource.resolve(of.ajet.model.path).tokenizer())
             return ServerEngine(
-                client,
+                with_versions(client),
                 end_ids=renderer.end_ids,
                 max_model_len=of.ajet.rollout.max_model_len,
                 kind=SERVERS.get(servers, ServerKind.OTHER),

@@ -20,6 +20,7 @@ from ajet.backbone.ray.collector import COLLECTOR, HEAD, EpisodeCollector, Group
 from ajet.backbone.ray.credit import GROUP, group_tag
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.verl import plugin
+from ajet.backbone.ray.verl.client import with_versions
 from ajet.backbone.ray.verl.config import CPU_ROLLOUT
 from ajet.backbone.ray.verl.engine import ServerEngine, ServerKind
 from ajet.backbone.ray.verl.rows import Row, group_rows, validation_row
@@ -46,7 +47,7 @@ class EpisodeWorker:
 
     def __init__(self, config: Any, llm_client: Any, teacher_client: Any = None, reward_workers: Any = None) -> None:
         rollout = config.actor_rollout_ref.rollout
-        self._client = llm_client
+        self._client = with_versions(llm_client)
         self._kind = SERVERS.get(rollout.name, ServerKind.OTHER)
         self._runner = GroupRunner(RunPayload.of(config), self._make_engine, workers=int(rollout.agent.num_workers))
         self._groups: set[asyncio.Task[None]] = set()
