@@ -1,7 +1,7 @@
 """verl's client of its rollout servers, which also says which weights sampled which token of a reply.
 
-verl's asynchronous trainers stop replies in the middle, bring new weights to the servers, and go on; the caller gets one
-reply. Of the versions that sampled it, verl's own client keeps the oldest and the newest, and not where they changed.
+verl's asynchronous trainers stop replies in the middle, bring new weights to the servers, and go on; the caller gets
+one reply. Of the versions that sampled it, verl's own client keeps the oldest and the newest, not where they changed.
 """
 
 from __future__ import annotations
