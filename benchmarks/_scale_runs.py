@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from ajet.schema.episode import Episode
 from ajet.schema.errors import EnvironmentUnavailableError
 
 ROOT = Path(__file__).parents[1]
+N = TypeVar("N", int, float)
 REPEAT = 4
 """Episodes of a task."""
 MOST_TURNS = 8
@@ -94,8 +95,9 @@ class Costs:
     prefill: float
     host: float
     """A process's work for a call (gateway, tracker, client, agent): one core does it, call after call."""
-    latency: float
-    """The rest of a call's overhead, which nobody else waits for."""
+    latency: tuple[float, ...]
+    """The rest of a call, which nobody else waits for; and what an agent does between calls, its tool left out."""
+    between: tuple[float, ...]
     update: float
     update_token: float
     slowed: float
@@ -117,7 +119,7 @@ class LongTailed(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
         load = json.loads(os.environ["SCALE_LOAD"])
-        dice = random.Random()
+        dice, tools = random.Random(), list[float]()
         client = tuner.as_raw_openai_sdk_client()
         messages = [{"role": "user", "content": workflow_task.task.main_query}]
         for _ in range(min(MOST_TURNS, 1 + int(dice.expovariate(0.5)))):
@@ -127,10 +129,12 @@ class LongTailed(Workflow):
             reply = await client.chat.completions.create(model="m", messages=messages, extra_body=asked)
             if dice.random() < load["failures"]:
                 raise EnvironmentUnavailableError("the tool's machine is gone")
+            began = time.monotonic()
             await asyncio.sleep(load["tools"] * dice.lognormvariate(-3.5, 1.2))
+            tools.append(time.monotonic() - began)
             messages.append({"role": "assistant", "content": reply.choices[0].message.content or ""})
             messages.append({"role": "user", "content": "and then?"})
-        return WorkflowOutput(reward=dice.random())
+        return WorkflowOutput(reward=dice.random(), metadata={"tools": tools})
 
 
 def conduct_all(loads: dict[str, Load]) -> dict[str, dict[str, Any]]:
@@ -174,17 +178,20 @@ def fit(narrow: dict[str, Any], wide: dict[str, Any], ahead: dict[str, Any]) -> 
     calls = np.concatenate([_calls(run) for run in (narrow, wide, ahead)])
     decode, decode_each, prefill, _ = _least_squares(calls[:, 1:5], calls[:, 0])
     alone = calls[: len(_calls(narrow))]
-    latency = float(np.median(alone[:, 0] - alone[:, 1:4] @ [decode, decode_each, prefill]))
-    waits = np.log(np.maximum(1e-4, [wait for episode in narrow["episodes"] for wait in _waits(episode)]))
+    latency = np.maximum(0.0, alone[:, 0] - alone[:, 1:4] @ [decode, decode_each, prefill])
+    between = [
+        max(0.0, wait - tool)
+        for episode in narrow["episodes"]
+        for wait, tool in zip(_waits(episode), episode.metadata["tools"], strict=False)
+    ]
+    tools = np.log(
+        [tool for run in (narrow, wide) for episode in run["episodes"] for tool in episode.metadata["tools"]]
+    )
     steps = [step for run in (narrow, wide) for step in run["steps"][1:]]
     sizes = np.array([[1.0, step["tokens/computed"]] for step in steps])
     update, update_token = _least_squares(sizes, np.array([step["time/update"] for step in steps]))
     late = [step["time/update"] / (update + update_token * step["tokens/computed"]) for step in ahead["steps"][1:]]
-    hosts = [
-        cpu / (step["episode/calls"] * step["episode/count"])
-        for run in (narrow, wide)
-        for cpu, step in list(zip(run["cpu"], run["steps"], strict=True))[1:]
-    ]
+    served = sum(step["episode/calls"] * step["episode/count"] for step in steps)
     rest = [
         after["time"] - before["time"] - after["time/rollout"] - after["time/update"] - after["time/sync"]
         for run in (narrow, wide)
@@ -196,8 +203,8 @@ def fit(narrow: dict[str, Any], wide: dict[str, Any], ahead: dict[str, Any]) -> 
         decode=decode,
         decode_each=decode_each,
         prefill=prefill,
-        host=median(hosts),
-        latency=max(0.0, latency),
+        host=sum(cpu for run in (narrow, wide) for cpu in run["cpu"][1:]) / served,
+        latency=_spread([round(seconds, 4) for seconds in latency.tolist()]),
         update=update,
         update_token=update_token,
         slowed=max(1.0, median(late)),
@@ -205,7 +212,8 @@ def fit(narrow: dict[str, Any], wide: dict[str, Any], ahead: dict[str, Any]) -> 
         rest=median(rest),
         opening=round(median(tokens[0] for tokens in fresh)),
         turn=round(median(count for tokens in fresh for count in tokens[1:])),
-        tool=(float(waits.mean()), float(waits.std())),
+        between=_spread([round(seconds, 4) for seconds in between]),
+        tool=(float(tools.mean()), float(tools.std())),
         replies=_spread([call[3] for episode in episodes for call in _of(episode)]),
         turns=_spread([len(episode.tree.calls) for episode in episodes]),
     )
@@ -245,7 +253,7 @@ def _waits(episode: Episode) -> list[float]:
     return [after[0] - before[1] for before, after in pairwise(_of(episode))]
 
 
-def _spread(values: list[int], of: int = 200) -> tuple[int, ...]:
+def _spread(values: list[N], of: int = 200) -> tuple[N, ...]:
     """This many of them, evenly from the smallest to the largest."""
     ordered = sorted(values)
     return tuple(ordered[round(index * (len(ordered) - 1) / (of - 1))] for index in range(of))

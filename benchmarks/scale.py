@@ -101,7 +101,7 @@ class World:
 
     def __init__(self, costs: Costs, load: Load, fleet: Fleet, seed: int) -> None:
         self.costs, self.load, self.fleet, self.dice = costs, load, fleet, random.Random(seed)
-        self.now, self.made, self.version, self.out, self.calls = 0.0, 0, 0, 0, 0
+        self.now, self.made, self.begun, self.version, self.out, self.calls = 0.0, 0, 0, 0, 0, 0
         self.training = self.pausing = False
         self.events: list[tuple[float, int, Then]] = []
         self.conditions: list[tuple[Callable[[], bool], Then]] = []
@@ -146,8 +146,8 @@ class World:
             for _ in range(self.load.tasks):
                 group: list[int] = []
                 for _ in range(REPEAT):
-                    self.made += 1
-                    self.resume(self.episode(self.made, group))
+                    self.begun += 1
+                    self.resume(self.episode(self.begun, group))
 
     def episode(self, name: int, group: list[int]) -> Process:
         costs, load, fleet, dice = self.costs, self.load, self.fleet, self.dice
@@ -166,7 +166,8 @@ class World:
                 if name in self.lost or dice.random() < load.failures:
                     self.lost.discard(name)
                     break
-                yield costs.latency + load.tools * dice.lognormvariate(*costs.tool)
+                own = dice.choice(costs.latency) + dice.choice(costs.between)
+                yield own + load.tools * dice.lognormvariate(*costs.tool)
             else:
                 ended = True
         self.free += 1
@@ -249,12 +250,11 @@ def rate(
     """Episodes trained per minute and accelerator. In synchronous training, all engines become trainers in turn."""
     ahead, streams = MODES[mode]
     trainers = max(1, round(devices * share)) if ahead else devices
-    steps = min(40, max(5, 600 // devices)) + 2 * ahead
+    steps = min(24, max(3, 300 // devices)) + 2 * ahead
     load = replace(load, tasks=devices * EPISODES // REPEAT, ahead=ahead, steps=steps)
     fleet = Fleet(devices - trainers if ahead else devices, trainers, gateways, streams, deaths=deaths)
     world = World(costs, load, fleet, 0)
-    began, ended = world.ends[ahead], world.ends[-1 - ahead]
-    each = 60 * EPISODES * (load.steps - 1 - 2 * ahead) / (ended - began)
+    each = 60 * EPISODES * (load.steps - 1 - 2 * ahead) / (world.ends[-1 - ahead] - world.ends[ahead])
     return {"episodes": each, "calls_per_s": world.calls / world.now, "latest": float(max(world.lags))}
 
 
@@ -266,7 +266,7 @@ def predict(costs: Costs) -> dict[str, Any]:
         found["share_of_trainers"][mode] = max(shares, key=lambda share: rate(costs, mode, 16, share, 2)["episodes"])
     shares = found["share_of_trainers"]
     for devices in ACCELERATORS:
-        modes = [mode for mode in MODES if devices > 1 or mode == "synchronous"]
+        modes = ["synchronous"] if devices == 1 else [mode for mode in MODES if devices < 1000 or mode != "four ahead"]
         row = {mode: rate(costs, mode, devices, shares[mode], -(-devices // 8)) for mode in modes}
         if 8 < devices < 1000:
             row["streaming, one gateway"] = rate(costs, "streaming", devices, shares["streaming"], 1)
