@@ -62,7 +62,7 @@ OPENS_ELSEWHERE = {
     "backbone/ray/watcher": "the child that trains, with its log",
     "cli/runner": "the user's program beside a runner",
     "cli/vllm": "asks another interpreter what it has",
-    "compat/agentjet/job": "runs the ajet command",
+    "compat/agentjet": "runs the ajet command",
     "engine/vllm/server": "vLLM's servers, each a process group with its log",
     "environment/instances": "hands sockets to the processes that it forks",
     "environment/sandboxes/bubblewrap": "hands sockets and pipes into the sandbox",

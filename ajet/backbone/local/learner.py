@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from ajet.backbone.episode_metrics import staleness
 from ajet.backbone.failures import GapWatch
 from ajet.backbone.local.weights import weight_sync
+from ajet.backbone.metrics import staleness
 from ajet.backbone.training_settings import train_settings
 from ajet.engine.attention_rules import fix_longrope, length_dependent_rope
 from ajet.engine.model_source import ModelSource

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.episode_metrics import FAULTS, is_success
 from ajet.backbone.failures import FailureWatch
+from ajet.backbone.metrics import FAULTS, is_success
 from ajet.observe.episode_codec import conversation, last_calls
 from ajet.observe.logs import Masker
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder
-from ajet.prompt_tuning.candidate import Candidate
+from ajet.prompt_tuning.proposal import Candidate
 from ajet.prompt_tuning.trial import Purpose, Trial, concurrently
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.task import Task

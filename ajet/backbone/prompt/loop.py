@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
-from ajet.backbone.episode_metrics import episode_metrics
+from ajet.backbone.metrics import episode_metrics
 from ajet.backbone.prompt.episodes import EpisodeTrials
 from ajet.backbone.prompt.journal import FORMAT, History, PromptJournal
 from ajet.backbone.prompt.settings import (
@@ -29,8 +29,7 @@ from ajet.observe.progress import Progress
 from ajet.observe.progress_state import duration
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Spent
-from ajet.prompt_tuning.candidate import Checks, ProposerError
-from ajet.prompt_tuning.proposal import Proposer, Reply, Request
+from ajet.prompt_tuning.proposal import Checks, Proposer, ProposerError, Reply, Request
 from ajet.prompt_tuning.search import Search, Sizes
 from ajet.prompt_tuning.trial import Purpose, TemplateComparison, compare
 from ajet.schema.errors import ConfigError

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.config.kinds import PROMPT_OPTIMISERS, PROPOSERS, load
 from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Limits, Spent
-from ajet.prompt_tuning.candidate import ProposerError
-from ajet.prompt_tuning.proposal import Proposer, Reply, Request
+from ajet.prompt_tuning.proposal import Proposer, ProposerError, Reply, Request
 from ajet.prompt_tuning.search import Algorithm, Sizes
 from ajet.schema.errors import AjetError, ConfigError, ImportPathError
 from ajet.schema.resources import read_prompts

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.metrics import from_trinity
 from ajet.backbone.ray import launcher
 from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings, check_refused
 from ajet.backbone.ray.start import detect_machine, planned_machine
@@ -15,7 +16,6 @@ from ajet.backbone.ray.trinity import plugin
 from ajet.backbone.ray.trinity.config import CPU_GPUS, RUN_NAME, check_honoured, run_mode, show, trinity_settings
 from ajet.backbone.ray.watcher import MetricsTail, Source
 from ajet.engine.model_source import ModelSource
-from ajet.observe.metric_names import from_trinity
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
 

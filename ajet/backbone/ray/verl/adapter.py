@@ -6,12 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.backbone.metrics import from_verl
 from ajet.backbone.ray import launcher
 from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
 from ajet.backbone.ray.start import check_gpus, detect_machine, planned_machine
 from ajet.backbone.ray.verl.config import check_honoured, checkpoint_step, show, verl_settings
 from ajet.backbone.ray.watcher import MetricsTail, Source
-from ajet.observe.metric_names import from_verl
 from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.schema.install import install_command
 
