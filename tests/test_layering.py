@@ -25,6 +25,7 @@ SMALL_FOR_A_REASON = {
     "backbone/ray/engine": "what verl's and Trinity's engines share; loads neither",
     "backbone/ray/trinity/monitor": "loaded by Trinity, by name",
     "backbone/ray/trinity/plugin": "runs in every process of Trinity's",
+    "backbone/ray/verl/client": "needs verl, and the engine that it is for doesn't",
     "backbone/ray/verl/driver": "a program of its own",
     "backbone/ray/verl/plugin": "runs in every process of verl's",
     "cli/eval": "a command",

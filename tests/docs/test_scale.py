@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,7 @@ from support.pages import ROOT
 def scale(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     before = set(sys.modules)
-    import scale
-
-    yield scale
+    yield import_module("scale")
     for name in set(sys.modules) - before:
         if str(ROOT / "benchmarks") in str(Path(getattr(sys.modules[name], "__file__", None) or "/")):
             del sys.modules[name]
