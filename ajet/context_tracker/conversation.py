@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ajet.context_tracker.messages import (
+    JsonMessages,
     MessageKey,
     Skeleton,
     call_ids,
@@ -243,6 +244,17 @@ class Walk(NamedTuple):
     """The first turn that this request added."""
 
 
+class Latest(NamedTuple):
+    """An agent's latest request, and where it led: the next one usually begins with it."""
+
+    turn: Turn
+    sent: list[Any]
+    """Its messages as they were sent; empty if they came as JSON."""
+    source: bytes = b""
+    """The JSON, in which the last message stands before `end`."""
+    end: int = 0
+
+
 class Conversations:
     """The tree of messages of one episode."""
 
@@ -251,17 +263,16 @@ class Conversations:
         self.serial = 0
         self.call_names: dict[str, str] = {}
         """The id of each tool call so far, and which tool it called; an empty string if there were several."""
-        self._latest: dict[str, tuple[list[Any], Turn]] = {}
-        """Each agent's latest request as it was sent, and where it led: the next one usually begins with it."""
+        self._latest: dict[str, Latest] = {}
+        """Of each agent."""
 
     def walk(self, agent: str, messages: Sequence[Any]) -> Walk:
         """Follow a request's messages, adding new ones. Raises InvalidRequestError."""
         self.serial += 1
         serial = self.serial
-        sent, turn = self._latest.get(agent, ([], self.root))
-        if len(sent) > len(messages) or sent != messages[: len(sent)]:
-            sent, turn = [], self.root
-        start = known = len(sent)
+        before = self.repeated(agent, messages)
+        turn, sent = (before.turn, before.sent) if before is not None else (self.root, [])
+        start = known = turn.depth
         new = []
         fresh: Turn | None = None
         for index in range(start, len(messages)):
@@ -281,14 +292,24 @@ class Conversations:
             child.seen = serial
             turn = child
             new.append(child.raw)
-        sent += new
-        self._latest[agent] = (sent, turn)
+        if isinstance(messages, JsonMessages):
+            self._latest[agent] = Latest(turn, [], messages.source, messages.end)
+        else:
+            sent += new
+            self._latest[agent] = Latest(turn, sent)
         return Walk(turn, known, fresh)
 
-    def sent(self, agent: str, messages: Sequence[Any]) -> int:
-        """How many messages of the agent's latest request this one begins with: all or none."""
-        sent, _ = self._latest.get(agent, ([], self.root))
-        return len(sent) if len(sent) <= len(messages) and sent == messages[: len(sent)] else 0
+    def repeated(self, agent: str, messages: Sequence[Any]) -> Latest | None:
+        """The agent's latest request, if this one begins with it."""
+        before = self._latest.get(agent)
+        if before is None:
+            return None
+        if isinstance(messages, JsonMessages):
+            same = before.source != b"" and messages.repeats(before.source, before.end, before.turn.depth)
+        else:
+            sent = before.sent
+            same = bool(sent) and len(sent) <= len(messages) and sent == messages[: len(sent)]
+        return before if same else None
 
     def forget(self, agent: str, fresh: Turn | None) -> None:
         """A request is refused: drop the turns that it added, from `fresh` on."""

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from ajet.gateway import protocol
 from ajet.gateway.anthropic_messages import anthropic_error_body, count_tokens, messages
-from ajet.gateway.openai_chat import chat_completions, openai_error_body
+from ajet.gateway.openai_chat import chat_body, chat_completions, openai_error_body
 from ajet.gateway.openai_completions import completions
 from ajet.gateway.openai_responses import responses
 from ajet.gateway.protocol import MODEL_PREFIX, BadField, Caller, KeyScopeError, json_body, read_model
@@ -143,7 +143,8 @@ async def answer(method: str, path: str, body: bytes, caller: Caller, content_ty
             return await traces(body, content_type, caller)
         if method == "POST":
             most = caller.session.most_nodes
-            read = json_body(body, most) if len(body) <= LARGE else await asyncio.to_thread(json_body, body, most)
+            decode = chat_body if path == "/v1/chat/completions" else json_body
+            read = decode(body, most) if len(body) <= LARGE else await asyncio.to_thread(decode, body, most)
             return await POST[path](read, caller)
         if path in GET:
             return await GET[path]({}, caller)

@@ -275,7 +275,7 @@ class EpisodeSession:
         self._prompt_bytes += size
 
     async def _length(self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: dict[str, Any]) -> int:
-        self.tracker.check_room(len(messages))  # each has a token at least
+        self.tracker.check_room(await _on_thread(len, messages))  # each has a token at least
         return await _on_thread(self._renderer.length, messages, tools, kwargs, self._most_tokens)
 
     def _encode(self, text: str) -> list[int]:
