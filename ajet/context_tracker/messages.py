@@ -94,8 +94,8 @@ def plain_message(raw: Any, where: str) -> Message:
 
 
 class JsonMessages(Sequence[Message]):
-    """The messages of a request as the JSON array that the client sent. They are decoded when they are needed, and those
-    that a tracker knows by their bytes (`repeats`) usually never are."""
+    """The messages of a request as the JSON array that the client sent. They are decoded when they are needed, and
+    those that a tracker knows by their bytes (`repeats`) usually never are."""
 
     def __init__(self, source: bytes, decode: Callable[[bytes], list[Any]]) -> None:
         """`decode` reads a JSON array. Raises InvalidRequestError."""

@@ -121,6 +121,8 @@ class EpisodeSession:
         """One reply for each of `request.n` choices. Raises only `ModelCallError`s; cancelling the caller cancels the
         generation."""
         self.check_open()
+        if request.n == 1:
+            return [await self._alone(request, on_delta)]
         preparation = asyncio.create_task(self._prepare(request))
         tasks = [asyncio.create_task(self._one(request, index, on_delta, preparation)) for index in range(request.n)]
         self._in_flight.update(tasks)
@@ -137,8 +139,26 @@ class EpisodeSession:
         if failed:
             await failed[0]
         if any(task.cancelled() for task in tasks):
-            raise self._closed or EngineError("the generation was cancelled by the engine")
+            raise self._cancelled_inside()
         return [task.result() for task in tasks]
+
+    async def _alone(self, request: ChatRequest, on_delta: OnDelta | None) -> ChatReply:
+        """The reply to a request for one choice, as nearly all are, with one task for all of it."""
+        task = asyncio.create_task(self._one(request, 0, on_delta))
+        self._in_flight.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+            raise self._cancelled_inside() from None
+        finally:
+            self._in_flight.discard(task)
+
+    def _cancelled_inside(self) -> ModelCallError:
+        """Why a call was cancelled, if its caller was not."""
+        return self._closed or EngineError("the generation was cancelled by the engine")
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """The length of the prompt that these messages and tools render to; of a text that is much too long, the length
@@ -299,9 +319,14 @@ class EpisodeSession:
         return limit + limit // 8
 
     async def _one(
-        self, request: ChatRequest, choice: int, on_delta: OnDelta | None, preparation: asyncio.Task[_Preparation]
+        self,
+        request: ChatRequest,
+        choice: int,
+        on_delta: OnDelta | None,
+        preparation: asyncio.Task[_Preparation] | None = None,
     ) -> ChatReply:
-        chat_model, wanted, tokens = await asyncio.shield(preparation)
+        """`preparation` is shared by all choices; None: there is one."""
+        chat_model, wanted, tokens = await (asyncio.shield(preparation) if preparation else self._prepare(request))
         if chat_model is not None:
             began = self.tracker.begin_messages(request.agent, choice)
             reply = await self._guarded(chat_model.reply(request))
@@ -413,7 +438,8 @@ def _check(completion: Completion, prepared: PreparedCall, top_logprobs: int) ->
     count = len(completion.token_ids)
     if len(completion.logprobs) != count:
         raise EngineError(f"the engine returned {count} tokens but {len(completion.logprobs)} log-probabilities")
-    if not all(math.isfinite(value) and value <= 1e-3 for value in completion.logprobs):
+    # a sum isn't finite if a part of it isn't
+    if count and not (math.isfinite(sum(completion.logprobs)) and max(completion.logprobs) <= 1e-3):
         raise EngineError("the engine returned a log-probability that isn't a finite number ≤ 0")
     if not completion.versions or completion.versions[0][0] != 0:
         raise EngineError(

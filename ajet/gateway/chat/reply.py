@@ -77,9 +77,7 @@ class ReplyReader:
         """Emit the rest, and return the whole reply."""
         text = self._renderer.decode(completion.token_ids, stopped_by=completion.stopped_by)
         self._draw(completion.token_ids[self._drawn :], completion.logprobs[self._drawn :])
-        deltas = self._stream.feed(self._text.finish(text) if self._text else text)
-        deltas += self._stream.finish()
-        self._give(deltas)
+        self._give(self._stream.finish(self._text.finish(text) if self._text else text))
         parsed = self._stream.reply()
         calls = parsed.message.get("tool_calls")
         return ChatReply(

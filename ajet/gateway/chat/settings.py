@@ -143,14 +143,17 @@ class SessionSettings:
         """The sampling of one call. `max_tokens` stays as requested: the tracker knows how much room is left."""
         if not (self.training and trained):
             return replace(asked, seed=seed if asked.seed is None else asked.seed)
-        ours = replace(
-            self.default_sampling,
+        ours = Sampling(
+            self.temperature,
+            self.top_p,
+            self.top_k,
             max_tokens=asked.max_tokens,
             stop=asked.stop,
             stop_token_ids=asked.stop_token_ids,
+            seed=seed,
             ignore_eos=asked.ignore_eos,
         )
-        if asked != ours:
+        if asked.seed is not None or replace(asked, seed=seed) != ours:
             _warn_once(
                 "While training, the YAML decides the sampling (temperature %s, top_p %s, top_k %s, no penalties, our "
                 "own seeds); what a client asks for instead is ignored.",
@@ -158,7 +161,7 @@ class SessionSettings:
                 self.top_p,
                 self.top_k,
             )
-        return replace(ours, seed=seed)
+        return ours
 
 
 def validation_temperature(config: Any) -> float:
