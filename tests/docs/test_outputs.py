@@ -72,17 +72,3 @@ def test_a_bad_line_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(TaskDataError) as failed:
         reader.get_training_tasks()
     assert f"error: {failed.value}\n" in [block.code for block in blocks_of(ROOT / "docs" / "tasks.md")]
-
-
-def test_a_debug_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every line that the page shows is printed, but for figures and where a line is cut."""
-    pytest.importorskip("agentscope.permission")
-    monkeypatch.chdir(ROOT)
-    command = "ajet --conf tutorial/example_math_agent/math_agent.yaml --backbone=debug"
-    assert main([*command.split()[1:], "--exp-dir", str(tmp_path)]) == 0
-    output = capsys.readouterr()
-    printed = (output.out + output.err).replace(str(tmp_path), "saved_experiments")
-    plain = [re.sub(r"\d+\.\d", "0.0", line) for line in printed.splitlines()]
-    for line in shown("runner.md", command).splitlines():
-        wanted = re.sub(r"\d+\.\d", "0.0", line).partition("…")[0].rstrip("─ ")
-        assert any(found.startswith(wanted) for found in plain) or re.match(r"── episode|train-00", wanted), line

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from ajet import Task, WorkflowOutput, WorkflowTask
-from ajet.config import make_config
+from ajet import Task
+from ajet.backbone.plan import imitates_a_file
+from ajet.config import load_config, make_config
+from ajet.config.contradictions import contradictions
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
 from ajet.observe.metrics import aggregate_log_metrics
 from ajet.schema.episode import Episode
-from ajet.task_judge.base_judge import load_judge
 from ajet.task_reader import build_reader
 from ajet.task_runner.runtime import Runtime
 from support.pages import ROOT, blocks_of
@@ -57,14 +59,6 @@ def test_the_first_workflow_and_judge(tmp_path: Path) -> None:
     judge = {"task_judge.judge_protocol": f"{tmp_path}/judge.py->ExactAnswer"}
     episode = run_workflow(tmp_path, source, "Paris", **judge)
     assert episode.failure is None and episode.reward == 1.0 and episode.is_success
-
-
-def test_a_plain_execute(tmp_path: Path) -> None:
-    lines = code("workflows.md", "asyncio.run(model(").splitlines()
-    head = "import asyncio\nfrom ajet import *\n\n\nclass Agent(Workflow):\n"
-    episode = run_workflow(tmp_path, head + "".join(f"    {line}\n" for line in lines), "Paris")
-    assert episode.failure is not None and "returned reward=None" in episode.failure.message
-    assert episode.metadata == {"final_answer": "Paris"}
 
 
 def test_a_model_function(tmp_path: Path) -> None:
@@ -155,6 +149,31 @@ def test_a_record_becomes_a_task(tmp_path: Path) -> None:
     assert task.metadata == {"answer": "42", "tag": "easy"}
 
 
+def test_a_demonstration_is_read(tmp_path: Path) -> None:
+    from ajet.backbone.local.demonstrations import read_demonstrations
+    from ajet.context_tracker import Renderer
+
+    (tmp_path / "talks.jsonl").write_text(code("imitation.md", '"messages"'))
+    renderer = Renderer(ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
+    (episode,) = read_demonstrations(tmp_path / "talks.jsonl", renderer)
+    assert episode.reward == 1.0 and len(episode.tree.calls) == 1 and episode.tree.trained_tokens > 0
+
+
+def test_the_settings_of_imitation_are_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cold_start.yaml").write_text(code("imitation.md", "policy_loss: sft\n"))
+    for name in ("agent.py", "tasks.jsonl", "talks.jsonl"):
+        Path(name).touch()
+    config = load_config("cold_start.yaml", ["model.path=tiny:qwen2"])
+    assert imitates_a_file(config)
+
+
+def test_the_settings_of_a_service() -> None:
+    ajet = make_config(**yaml.safe_load(code("live_feedback.md", "wrapper_type: outside"))).ajet
+    assert ajet.task_runner.outside.max_staleness == 4
+    assert not list(contradictions(ajet, "local"))
+
+
 def test_the_embedded_engine_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "program.py").write_text(code("engines.md", "asyncio.run(main())"))
     runpy.run_path(str(tmp_path / "program.py"))
@@ -185,24 +204,6 @@ def test_episodes_are_read_from_python(tmp_path: Path, monkeypatch: pytest.Monke
     assert found["recorded"].episode.reward == 1.0 and found["tree"].sampled_tokens > 0
 
 
-def test_a_judge_that_asks_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from ajet.task_judge.helper import HelperModel
-
-    async def complete(self: HelperModel, messages: list[dict[str, str]], **sampling: Any) -> str:
-        return "Yes, it is." if "Paris" in messages[0]["content"] else "No."
-
-    monkeypatch.setattr(HelperModel, "complete", complete)
-    source = "from ajet.task_judge.base_judge import BaseJudge\n" + code("judges.md", "class AskedJudge")
-    (tmp_path / "judge.py").write_text(source)
-    overrides = {"helper.model": "large-model", "helper.base_url": "http://localhost:1/v1", "helper.api_key": "key"}
-    judge = load_judge(make_config({"task_judge.judge_protocol": f"{tmp_path}/judge.py->AskedJudge", **overrides}))
-    task = WorkflowTask(task=Task(main_query="What is the capital of France?"))
-    assert judge is not None
-    for answer, reward in (("Paris", 1.0), ("Rome", 0.0)):
-        judged: Any = judge.compute_reward(task, WorkflowOutput(metadata={"final_answer": answer}))
-        assert asyncio.run(judged) == (reward, bool(reward))
-
-
 def test_an_agent_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from ajet.agents import make_agent
 
@@ -217,9 +218,6 @@ def test_an_agent_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     Path("alone.py").write_text(code("agents.md", "asyncio.run(main())").replace(address, "MODEL"))
     runpy.run_path("alone.py", {"MODEL": model})
     assert capsys.readouterr().out == "408 answer\n"
-    Path("read.py").write_text(code("agents.md", "read_trajectory(file)"))
-    runpy.run_path("read.py")
-    assert capsys.readouterr().out.split()[1::2] == ["completed", "408"]
     Path("careful.py").write_text(code("agents.md", "class CarefulAgent"))
     runpy.run_path("careful.py")
     trajectory = asyncio.run(
