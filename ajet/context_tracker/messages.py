@@ -67,7 +67,7 @@ def _part(part: Any) -> str:
 
 def plain_message(raw: Any, where: str) -> Message:
     """The message in the form that templates receive. Raises InvalidRequestError that names the place."""
-    if not isinstance(raw, Mapping):
+    if type(raw) is not dict and not isinstance(raw, Mapping):
         raise InvalidRequestError(f"{where} must be an object with role and content, not {_kind(raw)}")
     role = raw.get("role")
     if role == "function":

@@ -106,7 +106,7 @@ class Renderer:
         ids = list(token_ids)
         if ids and (ids[-1] in self.end_ids or ids[-1] == stopped_by):
             ids.pop()
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text: str = self.encoder.decode(ids)
         if isinstance(stopped_by, str) and stopped_by in text:
             text = text[: text.rindex(stopped_by)]
         return text

@@ -13,12 +13,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ajet.schema.chat import SIDE_MODEL, Sampling
 
 log = logging.getLogger(__name__)
 
+_decided = attrgetter(
+    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed")
+)
+"""The parameters that the YAML decides while training."""
 _warned: set[str] = set()
 
 
@@ -153,7 +158,7 @@ class SessionSettings:
             seed=seed,
             ignore_eos=asked.ignore_eos,
         )
-        if asked.seed is not None or replace(asked, seed=seed) != ours:
+        if _decided(asked) != (self.temperature, self.top_p, self.top_k, 0.0, 0.0, 0.0, 1.0, None):
             _warn_once(
                 "While training, the YAML decides the sampling (temperature %s, top_p %s, top_k %s, no penalties, our "
                 "own seeds); what a client asks for instead is ignored.",
