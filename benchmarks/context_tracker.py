@@ -3,7 +3,7 @@
 Episodes have T turns with about 100 tokens per message, in five shapes: `linear`, `tools` (10 tools), `agents` (three
 that take turns), `tree` (a planner that samples two replies and asks a helper in every third step), and `rewriting`
 (the memory is cut back every eighth turn). Some replies are not tokenized the way the tokenizer would do it,
-as happens when a model samples. Requests arrive as fresh JSON; parsing it is not counted.
+as happens when a model samples. Requests arrive as JSON, as they do at the gateway; reading what is new is counted.
 
 The tokenizer is built here and resembles those of today's models (30,000 merges learned from Python's own sources,
 Qwen's splitting rule, ChatML with tools); `--model` uses another one. Writes `results/context_tracker.json` and, if
@@ -28,9 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from common import RESULTS, write_result
 
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings, linear_samples
+from ajet.context_tracker.messages import FixedTools, JsonMessages
 from ajet.engine.model_source import ModelSource
 from ajet.schema.chat import Completion, Sampling
 from ajet.schema.codec import encode_episode
@@ -129,13 +131,14 @@ class Episode:
         self.world, self.clock = world, Clock()
         self.tracker = ContextTracker(renderer, LIMITS)
         self.seen: list[Seen] = []
+        self.toolsets: dict[str, FixedTools] = {}
+        """As the gateway does, tools that come in the same JSON are read once."""
 
     def call(self, talk: Talk, reply: dict[str, Any], said: str, *, choice: int = 0) -> dict[str, Any]:
         """One model call; returns the reply as the client will send it back."""
-        request = json.loads(json.dumps({"messages": talk.messages, "tools": talk.tools}))
-        begun = self.clock.run(
-            self.tracker.begin, talk.agent, "target", request["messages"], request["tools"], Sampling(), choice=choice
-        )
+        messages = JsonMessages(json.dumps(talk.messages).encode(), msgspec.json.decode)
+        tools = self.toolsets.setdefault(json.dumps(talk.tools), FixedTools(talk.tools))
+        begun = self.clock.run(self.tracker.begin, talk.agent, "target", messages, tools, Sampling(), choice=choice)
         completion = self.world.sampled(said)
         self.clock.run(self.tracker.commit, begun.call_id, completion, reply, text=said)
         self.seen.append(Seen(array("i", begun.prompt_ids), array("i", completion.token_ids)))
