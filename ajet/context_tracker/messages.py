@@ -132,6 +132,9 @@ class JsonMessages(Sequence[Message]):
             self._new = self._decode(self._rest)
         return self._new
 
+    def __bool__(self) -> bool:
+        return self.end > 1
+
     def __len__(self) -> int:
         return self._known + len(self._from(self._known))
 
