@@ -263,8 +263,7 @@ class Conversations:
         self.serial = 0
         self.call_names: dict[str, str] = {}
         """The id of each tool call so far, and which tool it called; an empty string if there were several."""
-        self._latest: dict[str, Latest] = {}
-        """Of each agent."""
+        self._latest: dict[str, Latest] = {}  # of each agent
 
     def walk(self, agent: str, messages: Sequence[Any]) -> Walk:
         """Follow a request's messages, adding new ones. Raises InvalidRequestError."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -138,11 +138,7 @@ class JsonMessages(Sequence[Message]):
     def __len__(self) -> int:
         return self._known + len(self._from(self._known))
 
-    @overload
-    def __getitem__(self, index: int) -> Message: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Message]: ...
-    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, int) and index >= self._known:
             return self._from(index)[index - self._known]
         return self._from(0)[index]
@@ -274,8 +270,6 @@ TURN_LETTERS = 12
 """How much of a turn's shape matters, as long as no kind of reply is lost. Twice stands for a hundred times."""
 STEP = re.compile(r".t*")
 """A reply and the results of its calls, in letters."""
-SHORT = 5
-"""Marks of calls and results so few that they are kept as they are. In longer ones, twice stands for many times."""
 RUN = re.compile(r"(..?)\1{2,}")
 
 LETTERS = {"system": "s", "developer": "d", "user": "u", "tool": "t"}

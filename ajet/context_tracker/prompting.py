@@ -186,7 +186,7 @@ class Prompt(NamedTuple):
     """What the engine will be given, and where it comes from."""
 
     ids: list[int] | None
-    """None: those of its parent, and `added`. See `grown_ids`."""
+    """None: those of its parent, and `added`. See `ids_of`."""
     parent: CallRecord | None
     """The call that the request extends."""
     origin: Node
@@ -233,14 +233,17 @@ class Prompting:
         new = [turn.resolved() for turn in request.turn.since(parent.turn.depth + 1)]
         return Prompt(None, parent, parent.reply, appended, shape_after(parent.shape, [parent.said, *new]), fork, audit)
 
-    def grown_ids(self, parent: CallRecord, added: Sequence[int]) -> list[int]:
-        """The ids of a call and its reply, and what follows. The call no longer holds its ids afterwards.
+    def ids_of(self, prompt: Prompt) -> list[int]:
+        """The ids of a prompt that is asked. The call that it extends no longer holds its own afterwards.
 
         A list that nobody else holds any more grows in place: copying it at every call would take time with the square
         of the conversation's length.
         """
+        parent, added = prompt.parent, prompt.added
+        if prompt.ids is not None:
+            return prompt.ids
+        assert parent is not None and parent.reply is not None
         if parent.ids is None:
-            assert parent.reply is not None
             return [*self._renderer.encoder.shared(self._growth.path_ids(parent.reply)), *added]
         (ids, reply), parent.ids = parent.ids, None
         if sys.getrefcount(ids) > 2:  # this variable, and the argument here

@@ -176,11 +176,9 @@ class ContextTracker:
         node, shared = self._growth.add_context(prompt.origin, prompt.added)
         if fork is not None:
             fork.tokens = len(prompt.added) - shared
-        parent, ids = prompt.parent, prompt.ids
+        ids, parent = self._prompting.ids_of(prompt), prompt.parent
         if parent is not None:
-            ids = self._prompting.grown_ids(parent, prompt.added) if ids is None else ids
             parent.ids = None
-        assert ids is not None
         self._clock += 1
         self._steps[request.agent] += choice == 0
         call = Call(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import math
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +18,17 @@ import msgspec
 from msgspec.structs import replace
 
 from ajet.engine.base import Engine
-from ajet.gateway.chat.reply import IncrementalText, OnDelta, ReplyReader, ResponseFormat, unmet
+from ajet.gateway.chat.reply import (
+    IncrementalText,
+    OnDelta,
+    ReplyReader,
+    ResponseFormat,
+    SessionSettings,
+    check_completion,
+    unmet,
+)
 from ajet.gateway.chat.reply_parser import PLAIN, ReplyParser
 from ajet.gateway.chat.session_log import SpanLog, StoredResponses
-from ajet.gateway.chat.settings import SessionSettings
 from ajet.observe.tracing import NOT_COUNTED, call_of, reward_of
 from ajet.schema.chat import ChatReply, ChatRequest, Completion, GenerateRequest, Message, Tool
 from ajet.schema.errors import (
@@ -400,7 +406,7 @@ class EpisodeSession:
         request = GenerateRequest(prepared.prompt_ids, prepared.sampling, self.episode_id, top_logprobs, left)
         on_tokens = reader.on_tokens if reader.streams else None
         completion = await self._guarded(self._engine.generate(request, on_tokens))
-        _check(completion, prepared, top_logprobs)
+        check_completion(completion, prepared)
         return completion
 
     async def _guarded(self, call: Coroutine[Any, Any, T]) -> T:
@@ -429,27 +435,6 @@ class EpisodeSession:
 
 async def _on_thread(function: Callable[..., T], *arguments: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(_long_prompts(), function, *arguments)
-
-
-def _check(completion: Completion, prepared: PreparedCall, top_logprobs: int) -> None:
-    """Refuse a reply without its exact tokens."""
-    if completion.finish_reason == "abort":
-        raise EngineError("the engine aborted the generation")
-    count = len(completion.token_ids)
-    if len(completion.logprobs) != count:
-        raise EngineError(f"the engine returned {count} tokens but {len(completion.logprobs)} log-probabilities")
-    # a sum isn't finite if a part of it isn't
-    if count and not (math.isfinite(sum(completion.logprobs)) and max(completion.logprobs) <= 1e-3):
-        raise EngineError("the engine returned a log-probability that isn't a finite number ≤ 0")
-    if not completion.versions or completion.versions[0][0] != 0:
-        raise EngineError(
-            f"the engine returned policy versions that don't start at the first token: {completion.versions}"
-        )
-    limit = prepared.sampling.max_tokens
-    if limit is not None and count > limit:
-        raise EngineError(f"the engine generated {count} tokens, but only {limit} were allowed")
-    if not count:
-        raise EngineError("the engine returned an empty reply")
 
 
 def _why(error: BaseException) -> str:
