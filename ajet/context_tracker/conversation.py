@@ -62,7 +62,9 @@ class Growth:
                 child = Node(rest, node, node.end)
                 node.contexts[int(rest[0])] = child
                 return child, shared
-            common = _common_prefix(child.ids, rest)
+            length = min(len(child.ids), len(rest))
+            differ = np.flatnonzero(child.ids[:length] != rest[:length])
+            common = int(differ[0]) if len(differ) else length
             shared += common
             node = child if common == len(child.ids) else _split(child, common)
             rest = rest[common:]
@@ -106,12 +108,6 @@ class Growth:
     def _children(node: Node) -> list[Node]:
         contexts = [node.contexts[token] for token in sorted(node.contexts)]
         return contexts + sorted(node.sampled, key=lambda child: child.call)
-
-
-def _common_prefix(first: IntArray, second: IntArray) -> int:
-    length = min(len(first), len(second))
-    differ = np.flatnonzero(first[:length] != second[:length])
-    return int(differ[0]) if len(differ) else length
 
 
 def _split(node: Node, at: int) -> Node:
@@ -244,8 +240,12 @@ class Walk(NamedTuple):
     """The first turn that this request added."""
 
 
+KEPT_REQUESTS = 4
+"""An agent's conversations that may take turns without being compared message by message."""
+
+
 class Latest(NamedTuple):
-    """An agent's latest request, and where it led: the next one usually begins with it."""
+    """A conversation's latest request, and where it led: the next one usually begins with it."""
 
     turn: Turn
     sent: list[Any]
@@ -253,6 +253,12 @@ class Latest(NamedTuple):
     source: bytes = b""
     """The JSON, in which the last message stands before `end`."""
     end: int = 0
+
+    def begins(self, messages: Sequence[Any]) -> bool:
+        """Whether a request begins with this one."""
+        if isinstance(messages, JsonMessages):
+            return self.source != b"" and messages.repeats(self.source, self.end, self.turn.depth)
+        return 0 < len(self.sent) <= len(messages) and self.sent == messages[: len(self.sent)]
 
 
 class Conversations:
@@ -263,7 +269,7 @@ class Conversations:
         self.serial = 0
         self.call_names: dict[str, str] = {}
         """The id of each tool call so far, and which tool it called; an empty string if there were several."""
-        self._latest: dict[str, Latest] = {}  # of each agent
+        self._latest: dict[str, list[Latest]] = {}  # of each agent, latest first
 
     def walk(self, agent: str, messages: Sequence[Any]) -> Walk:
         """Follow a request's messages, adding new ones. Raises InvalidRequestError."""
@@ -292,23 +298,17 @@ class Conversations:
             turn = child
             new.append(child.raw)
         if isinstance(messages, JsonMessages):
-            self._latest[agent] = Latest(turn, [], messages.source, messages.end)
+            latest = Latest(turn, [], messages.source, messages.end)
         else:
             sent += new
-            self._latest[agent] = Latest(turn, sent)
+            latest = Latest(turn, sent)
+        others = [one for one in self._latest.get(agent, ()) if one is not before]
+        self._latest[agent] = [latest, *others[: KEPT_REQUESTS - 1]]
         return Walk(turn, known, fresh)
 
     def repeated(self, agent: str, messages: Sequence[Any]) -> Latest | None:
-        """The agent's latest request, if this one begins with it."""
-        before = self._latest.get(agent)
-        if before is None:
-            return None
-        if isinstance(messages, JsonMessages):
-            same = before.source != b"" and messages.repeats(before.source, before.end, before.turn.depth)
-        else:
-            sent = before.sent
-            same = bool(sent) and len(sent) <= len(messages) and sent == messages[: len(sent)]
-        return before if same else None
+        """The latest of the agent's requests that this one begins with."""
+        return next((before for before in self._latest.get(agent, ()) if before.begins(messages)), None)
 
     def forget(self, agent: str, fresh: Turn | None) -> None:
         """A request is refused: drop the turns that it added, from `fresh` on."""

@@ -274,10 +274,10 @@ class HttpConnection(HttpToolsProtocol):
             await cycle.flow.drain()
         if cycle.disconnected:
             return
+        data = _as_bytes(answer, cycle.scope["method"], cycle.keep_alive)
         cycle.waiting_for_100_continue = False
-        cycle.response_started = True
-        cycle.transport.write(_as_bytes(answer, cycle.scope["method"], cycle.keep_alive))
-        cycle.response_complete = True
+        cycle.response_started = cycle.response_complete = True
+        cycle.transport.write(data)
         cycle.message_event.set()
         if not cycle.keep_alive:
             cycle.transport.close()
