@@ -182,8 +182,9 @@ def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
             "rollout",
             "tune",
         ):  # these pass arguments on
+            module, _, function = (COMMANDS[words[0]].function or f"{words[0]}.run").partition(".")
             with pytest.raises(Parsed):
-                import_module(f"ajet.cli.{words[0]}").run(words[1:])
+                getattr(import_module(f"ajet.cli.{module}"), function)(words[1:])
 
 
 def command_lines() -> list[Any]:
