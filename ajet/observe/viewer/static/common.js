@@ -109,6 +109,21 @@ export function spark(values, label, range = null) {
   return svg;
 }
 
+/** Spread the cards of a grid evenly over its rows, so that none stands alone beside empty places. */
+export function fillRows(grid, least = 340, gap = 14) {
+  const spread = () => {
+    const cards = [...grid.children].filter((card) => !card.hidden), most = Math.max(1, Math.floor((grid.clientWidth + gap) / (least + gap)));
+    const rows = Math.ceil(cards.length / most), each = Math.floor(cards.length / rows), longer = cards.length % rows;
+    cards.forEach((card, index) => {
+      const columns = index < longer * (each + 1) ? each + 1 : each;
+      card.style.width = `calc((100% - ${(columns - 1) * gap}px) / ${columns} - 0.1px)`;
+    });
+  };
+  new ResizeObserver(spread).observe(grid);
+  new MutationObserver(spread).observe(grid, { childList: true, subtree: true, attributeFilter: ["hidden"] });
+  return grid;
+}
+
 export function toast(text) {
   const box = $("toast");
   box.textContent = text;
