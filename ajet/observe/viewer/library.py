@@ -105,6 +105,7 @@ class Experiment:
         self._store: EpisodeStore | None = None
         self._store_inode = 0
         self._lock = threading.Lock()
+        self._config: tuple[tuple[int, int], dict[str, Any]] = ((0, 0), {})
 
     @property
     def running(self) -> bool:
@@ -132,13 +133,19 @@ class Experiment:
             return self._store
 
     def config(self) -> dict[str, Any]:
-        """The resolved config, secrets masked."""
+        """The resolved config, secrets masked; parsed again only if the file is another one."""
         file = self.path / "config.resolved.yaml"
-        try:
-            loaded = yaml.safe_load(read_regular(file)) if file.exists() else None
-        except (yaml.YAMLError, UnicodeError) as error:
-            raise DamagedExperimentError(f"{file} is not YAML: {error}") from error
-        return loaded if isinstance(loaded, dict) else {}
+        if not file.exists():
+            return {}
+        status = file.stat()
+        stamp = (status.st_ino, status.st_mtime_ns)
+        if stamp != self._config[0]:
+            try:
+                loaded = yaml.safe_load(read_regular(file))
+            except (yaml.YAMLError, UnicodeError) as error:
+                raise DamagedExperimentError(f"{file} is not YAML: {error}") from error
+            self._config = (stamp, loaded if isinstance(loaded, dict) else {})
+        return self._config[1]
 
     def success_threshold(self) -> float:
         """The reward from which an episode counts as solved if neither workflow nor judge said so."""

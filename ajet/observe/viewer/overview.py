@@ -7,21 +7,21 @@ words. A new one is a function and an entry in that list.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
+
+import numpy as np
 
 from ajet.observe.episode_codec import conversation, message_text
 from ajet.observe.episode_store import EpisodeStore, Facets
 from ajet.observe.task_statistics import TaskFilter, task_page
 from ajet.observe.viewer.library import Experiment, Reading
+from ajet.observe.viewer.series import Values
 
 Level: TypeAlias = Literal["good", "quiet", "warn", "bad"]
-Point: TypeAlias = tuple[int, float]
-"""A step, and the value of a metric in it."""
 
 _FEWEST_STEPS = 10
 """Fewer don't tell a trend."""
@@ -63,35 +63,52 @@ class Verdict:
     because: list[Finding] = field(default_factory=list)
 
 
+class Series(NamedTuple):
+    """The steps that have a metric, and its value in each."""
+
+    steps: list[int]
+    values: Values
+
+    def part(self, start: int | None, end: int | None = None) -> Series:
+        return Series(self.steps[start:end], self.values[start:end])
+
+    @property
+    def mean(self) -> float:
+        return float(self.values.mean())
+
+    @property
+    def where(self) -> str:
+        first, last = self.steps[0], self.steps[-1]
+        return f"step {first}" if first == last else f"steps {first}–{last}"
+
+
 class Figures:
-    """The metrics that the rules read. Values of a metric are those of the steps that have one."""
+    """The metrics that the rules read."""
 
     def __init__(self, columns: dict[str, Any]) -> None:
-        steps: list[int] = columns["steps"]
-        self._points = {
-            name: [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
-            for name, values in columns["series"].items()
-        }
-        self.any = bool(steps)
-        self.window = max(1, min(_LONGEST_WINDOW, len(self.points("episode/count")) // 5))
+        self._steps = np.array(columns["steps"], np.int64)
+        self._series: dict[str, list[float | None]] = columns["series"]
+        self.any = len(self._steps) > 0
+        self.window = max(1, min(_LONGEST_WINDOW, len(self.of("episode/count").steps) // 5))
         """How many steps the beginning and the end of a run are."""
 
-    def points(self, name: str) -> list[Point]:
-        return self._points.get(name, [])
-
-    def first_of(self, names: Iterable[str]) -> list[Point]:
-        """The values of the first of these metrics that has any."""
-        return next((points for name in names if (points := self.points(name))), [])
+    def of(self, *names: str) -> Series:
+        """The first of these metrics that has any value."""
+        for name in names:
+            values = np.array(self._series.get(name, []), np.float64)
+            there = ~np.isnan(values)
+            if there.any():
+                return Series(self._steps[there].tolist(), values[there])
+        return Series([], np.array([]))
 
     def total(self, name: str) -> float | None:
         """The sum over all steps; None if none has a value."""
-        points = self.points(name)
-        return math.fsum(value for _, value in points) if points else None
+        found = self.of(name)
+        return float(found.values.sum()) if found.steps else None
 
-    def lately(self, name: str) -> float | None:
-        """The mean of the last steps, as many as `window` says."""
-        points = self.points(name)
-        return _mean(points[-self.window :]) if points else None
+    def lately(self, name: str) -> Series:
+        """The last steps, as many as `window` says."""
+        return self.of(name).part(-self.window)
 
 
 def overview(experiment: Experiment) -> dict[str, Any]:
@@ -100,8 +117,9 @@ def overview(experiment: Experiment) -> dict[str, Any]:
     no_steps: dict[str, Any] = {"steps": [], "series": {}, "problem": ""}
     columns = reading.part(lambda: experiment.metrics(_NAMES), no_steps)
     figures = Figures(columns)
-    health = [finding for check in HEALTH for finding in reading.part(partial(check, experiment, figures), [])]
     nothing: dict[str, Any] = {}
+    none: list[Finding] = []
+    health = [finding for check in HEALTH for finding in reading.part(partial(check, experiment, figures), none)]
     tasks = reading.part(lambda: _tasks(experiment), nothing)
     problems = [*filter(None, [columns["problem"]]), *reading.problems]
     return {
@@ -120,13 +138,14 @@ def verdict(figures: Figures) -> Verdict:
     """Judge by validation where there are two of them or more, else by the training reward."""
     if not figures.any:
         return Verdict("quiet", "No step has finished yet")
-    validations, returns = figures.first_of(_VALIDATIONS), figures.first_of(_RETURNS)
-    because = [*_of_validation(validations), *_of_returns(returns, figures), *_of_groups(figures)]
-    trained = _trend(returns, figures.window)
-    if (figures.lately("episode/failed_share") or 0.0) >= _MOST_FAIL:
+    validation, training = figures.of(*_VALIDATIONS), figures.of(*_RETURNS)
+    because = [*_of_validation(validation), *_of_training(training, figures), *_of_groups(figures)]
+    trained = _trend(training, figures.window)
+    failed = figures.lately("episode/failed_share")
+    if failed.steps and failed.mean >= _MOST_FAIL:
         return Verdict("bad", "Most episodes fail", because)
-    if len(validations) >= 2:
-        return Verdict(*_by_validation(validations, trained, figures), because)
+    if len(validation.steps) >= 2:
+        return Verdict(*_by_validation(validation, trained, figures), because)
     titles: dict[int | None, tuple[Level, str]] = {
         None: ("quiet", "Too early to tell"), 1: ("good", "The training reward rises"),
         0: ("warn", "No clear change so far"), -1: ("bad", "The training reward falls"),
@@ -134,77 +153,78 @@ def verdict(figures: Figures) -> Verdict:
     return Verdict(*titles[trained], because)
 
 
-def _by_validation(points: list[Point], trained: int | None, figures: Figures) -> tuple[Level, str]:
+def _by_validation(series: Series, trained: int | None, figures: Figures) -> tuple[Level, str]:
     """Compare the first tenth of the validations, the best and the last; each is one validation if there are few."""
-    size = max(1, len(points) // _PARTS)
-    parts = [points[start : start + size] for start in range(len(points) % size, len(points), size)]
-    best = max(parts, key=_mean)
-    certain = _ERRORS * math.sqrt(2 * _chance(points, figures) / size)
-    risen, since_best = _mean(parts[-1]) - _mean(parts[0]), _mean(best) - _mean(parts[-1])
+    count = len(series.steps)
+    size = max(1, count // _PARTS)
+    parts = [series.part(start, start + size) for start in range(count % size, count, size)]
+    best = max(parts, key=lambda part: part.mean)
+    certain = _ERRORS * math.sqrt(2 * _chance(series, figures) / size)
+    risen, since_best = parts[-1].mean - parts[0].mean, best.mean - parts[-1].mean
     if risen > certain:
         if since_best > certain:
-            return "warn", f"It learned, but has got worse since step {best[-1][0]}"
+            return "warn", f"It learned, but has got worse since step {best.steps[-1]}"
         return "good", "It is learning"
     if risen < -certain:
         return "bad", "It is getting worse"
     if since_best > certain:
-        return "warn", f"What it had learned by step {best[-1][0]} is lost"
+        return "warn", f"What it had learned by step {best.steps[-1]} is lost"
     if trained == 1:
         return "warn", "The training reward rises, validation doesn't"
     return "quiet", "No clear change so far"
 
 
-def _chance(points: list[Point], figures: Figures) -> float:
+def _chance(series: Series, figures: Figures) -> float:
     """The variance of one validation by chance alone: by the spread of its episodes if that is recorded."""
-    counts = dict(figures.points("val/episode/usable"))
-    known = [spread**2 / counts[step] for step, spread in figures.points("val/return/std") if counts.get(step)]
-    return math.fsum(known) / len(known) if known else _noise(points)
+    spread, count = figures.of("val/return/std"), figures.of("val/episode/usable")
+    if spread.steps and spread.steps == count.steps and count.values.all():
+        return float((spread.values**2 / count.values).mean())
+    return _noise(series)
 
 
-def _noise(points: list[Point]) -> float:
+def _noise(series: Series) -> float:
     """The variance by chance, from the differences of neighbours: from one to the next, learning changes little."""
-    if len(points) < _FEWEST_STEPS:
+    if len(series.steps) < _FEWEST_STEPS:
         return 0.0
-    return math.fsum((b[1] - a[1]) ** 2 for a, b in pairwise(points)) / (2 * (len(points) - 1))
+    return float((np.diff(series.values) ** 2).mean() / 2)
 
 
-def _trend(points: list[Point], window: int) -> int | None:
+def _trend(series: Series, window: int) -> int | None:
     """1: the last steps are better than the first, -1: worse, 0: as good; None: too few to tell."""
-    if len(points) < _FEWEST_STEPS:
+    if len(series.steps) < _FEWEST_STEPS:
         return None
-    change = _mean(points[-window:]) - _mean(points[:window])
-    certain = _ERRORS * math.sqrt(2 * _noise(points) / window)
+    change = series.part(-window).mean - series.part(0, window).mean
+    certain = _ERRORS * math.sqrt(2 * _noise(series) / window)
     return 0 if abs(change) <= certain else 1 if change > 0 else -1
 
 
-def _of_validation(points: list[Point]) -> list[Finding]:
-    if not points:
+def _of_validation(series: Series) -> list[Finding]:
+    if not series.steps:
         return [Finding("quiet", "No validation so far.")]
-    if len(points) == 1:
-        return [Finding("quiet", f"Validation {_number(points[0][1])} at step {points[0][0]}, the only one so far.")]
-    best = max(points, key=lambda point: point[1])
-    (first, start), (last, end) = points[0], points[-1]
-    where = "its best" if best[1] == end else f"best {_number(best[1])} at step {best[0]}"
+    (first, last), (start, end) = (series.steps[0], series.steps[-1]), (series.values[0], series.values[-1])
+    if first == last:
+        return [Finding("quiet", f"Validation {_number(start)} at step {first}, the only one so far.")]
+    best = int(series.values.argmax())
+    highest = series.values[best]
+    where = "its best" if highest == end else f"best {_number(highest)} at step {series.steps[best]}"
     return [Finding("quiet", f"Validation {_number(start)} at step {first}, {_number(end)} at step {last} ({where}).")]
 
 
-def _of_returns(points: list[Point], figures: Figures) -> list[Finding]:
-    if not points:
+def _of_training(series: Series, figures: Figures) -> list[Finding]:
+    if not series.steps:
         return []
-    first, last = points[: figures.window], points[-figures.window :]
-    if len(points) == 1:
-        return [Finding("quiet", f"Training reward {_number(first[0][1])} in {_steps(first)}.")]
-    text = f"Training reward {_number(_mean(first))} in {_steps(first)}, {_number(_mean(last))} in {_steps(last)}."
-    return [Finding("quiet", text)]
+    first, last = series.part(0, figures.window), series.part(-figures.window)
+    text = f"Training reward {_number(first.mean)} in {first.where}"
+    more = f", {_number(last.mean)} in {last.where}" if last.steps != first.steps else ""
+    return [Finding("quiet", f"{text}{more}.")]
 
 
 def _of_groups(figures: Figures) -> list[Finding]:
     groups, alike = figures.lately("credit/groups"), figures.lately("credit/zero_variance_groups")
-    if not groups or alike is None:
+    if not groups.steps or not alike.steps or not groups.mean:
         return []
-    mixed = 1.0 - alike / groups
-    where = _steps(figures.points("credit/groups")[-figures.window :])
-    text = f"{_percent(mixed)} of the groups in {where} have different rewards. Only these teach."
+    mixed = 1.0 - alike.mean / groups.mean
+    text = f"{_percent(mixed)} of the groups in {groups.where} have different rewards. Only these teach."
     return [Finding("warn" if mixed < _FEW_MIXED else "quiet", text, "episodes")]
 
 
@@ -215,12 +235,12 @@ Check: TypeAlias = Callable[[Experiment, Figures], list[Finding]]
 
 def _failures(experiment: Experiment, figures: Figures) -> list[Finding]:
     """How many episodes failed lately, and of what, over the whole run."""
-    share = figures.lately("episode/failed_share")
+    lately = figures.lately("episode/failed_share")
     found = []
-    if share:
-        level: Level = "bad" if share >= _MOST_FAIL else "warn" if share >= _MANY_FAIL else "quiet"
-        where = _steps(figures.points("episode/failed_share")[-figures.window :])
-        found.append(Finding(level, f"{_percent(share)} of the episodes in {where} failed, and count in no mean."))
+    if lately.values.any():
+        level: Level = "bad" if lately.mean >= _MOST_FAIL else "warn" if lately.mean >= _MANY_FAIL else "quiet"
+        text = f"{_percent(lately.mean)} of the episodes in {lately.where} failed, and count in no mean."
+        found.append(Finding(level, text))
     facets = _facets(experiment)
     for kind, count in list(facets.failures.items())[:_WARNINGS]:
         text = f"{count:,} of the recorded episodes failed with {kind}."
@@ -322,16 +342,16 @@ def _totals(figures: Figures) -> dict[str, float]:
     """What the run took, as far as it is recorded."""
     played, validated = figures.total("episode/count"), figures.total("val/episode/count")
     sampled = figures.total("episode/sampled_tokens_total")
-    counts = dict(figures.points("episode/count"))
-    costs = [cost * counts.get(step, 0.0) for step, cost in figures.points("user/cost")]
+    cost, count = figures.of("user/cost"), figures.of("episode/count")
+    lately = figures.lately("time/step")
     found = {
         "training_episodes": played,
         "validation_episodes": validated,
         "sampled_tokens": sampled if sampled is not None else figures.total("ledger/captured"),
         "trained_tokens": figures.total("ledger/trained"),
         "seconds": figures.total("time/step"),
-        "seconds_per_step": figures.lately("time/step"),
-        "cost": math.fsum(costs) if costs else None,
+        "seconds_per_step": lately.mean if lately.steps else None,
+        "cost": float((cost.values * count.values).sum()) if cost.steps and cost.steps == count.steps else None,
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -341,18 +361,9 @@ def _facets(experiment: Experiment) -> Facets:
     return store.facets() if store is not None else Facets()
 
 
-def _mean(points: list[Point]) -> float:
-    return math.fsum(value for _, value in points) / len(points)
-
-
 def _number(value: float) -> str:
     return f"{value:.3g}"
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
-
-
-def _steps(points: list[Point]) -> str:
-    first, last = points[0][0], points[-1][0]
-    return f"step {first}" if first == last else f"steps {first}–{last}"

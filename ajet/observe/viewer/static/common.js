@@ -87,6 +87,9 @@ export const clock = (time) => new Date(time * 1000).toLocaleString("sv");
 
 // ---------------------------------------------------------------- parts
 
+/** Models differ in the end of their path, not its start. */
+export const modelName = (model) => /^[/.~]/.test(model || "") ? `…/${model.split("/").filter(Boolean).slice(-2).join("/")}` : model;
+
 const STATUS = { completed: "good", running: "good running", truncated: "warn", killed: "warn", interrupted: "warn", cancelled: "warn", unknown: "" };
 export const pill = (status) => el("span", { class: `pill ${STATUS[status] ?? "bad"}` }, String(status).replaceAll("_", " "));
 export const rewardClass = (reward) => reward === null || reward === undefined ? "muted" : reward > 0 ? "good" : reward < 0 ? "bad" : "";
@@ -179,6 +182,8 @@ export function appendText(node, text) {
   if (last < text.length) node.append(text.slice(last));
   return node;
 }
+
+export const isLong = (text) => text.length > SHOWN_CHARACTERS;
 
 /** A block of text. A very long one shows its start, and the rest on demand. */
 export const textBlock = (text, className = "text") => appendLong(el("div", { class: className, dir: "auto" }), text);

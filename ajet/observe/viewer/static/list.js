@@ -81,7 +81,7 @@ export class List {
     this.form.addEventListener("submit", (event) => { event.preventDefault(); changed(); });
     this.form.addEventListener("reset", () => {
       for (const key of [...this.url.keys()]) this.url.delete(key);
-      setTimeout(() => { for (const input of this.form.elements) if ("value" in input) input.value = ""; changed(); });
+      setTimeout(() => { for (const input of this.form.elements) if ("value" in input) input.value = input.options?.[0].value ?? ""; changed(); });
     });
     for (const head of this.table.querySelectorAll("th[data-sort]")) {
       head.tabIndex = 0;

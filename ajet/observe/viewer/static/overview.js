@@ -1,5 +1,5 @@
 // The overview of a run: whether it is learning, what is wrong, and the episodes that show it.
-import { $, apiOf, appendText, copyLink, el, experiment, fetchJson, fillRows, number, pageOf, pill, poll, rewardClass, seconds, short, showLive } from "./common.js";
+import { $, apiOf, appendText, copyLink, el, experiment, fetchJson, fillRows, modelName, number, pageOf, pill, poll, rewardClass, seconds, short, showLive } from "./common.js";
 import { Charts } from "./charts.js";
 import { OVERVIEW, metricsOf } from "./panels.js";
 
@@ -8,13 +8,13 @@ const charts = new Charts([name]);
 const grid = fillRows(el("div", { class: "charts" }));
 const percent = (share) => `${Math.round(100 * share)} %`;
 const page = (link) => `${pageOf(name)}/${link}`;
+grid.append(...OVERVIEW.map((panel) => Object.assign(charts.of(panel.title, panel), { visible: true }).node));
 $("sections").append(grid);
 charts.resized.observe($("sections"));
 
+/** A chart whose metric nobody has logged isn't shown. */
 function draw() {
-  const panels = OVERVIEW.filter((panel) => metricsOf(panel, charts.allNames()).length);
-  const nodes = panels.map((panel) => charts.of(panel.title, panel).node);
-  if (nodes.length !== grid.children.length) grid.replaceChildren(...nodes);
+  for (const panel of OVERVIEW) charts.of(panel.title, panel).node.hidden = !metricsOf(panel, charts.allNames()).length;
 }
 
 function findings(list, holder, otherwise) {
@@ -82,6 +82,6 @@ poll(2, async () => {
   status = about.status;
   $("status").replaceChildren(pill(status));
   $("about-run").replaceChildren();
-  appendText($("about-run"), [about.backbone, about.algorithm, about.model, `step ${number(about.step)}`].filter(Boolean).join(" · "));
+  appendText($("about-run"), [about.backbone, about.algorithm, modelName(about.model), `step ${number(about.step)}`].filter(Boolean).join(" · "));
   await show();
 });

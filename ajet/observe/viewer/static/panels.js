@@ -55,7 +55,7 @@ export const RESULTS = [
 /** The two charts of a run's overview. */
 export const OVERVIEW = [
   { title: "Reward", metrics: ["return/mean"], hint: "mean return of training" },
-  { title: "Validation", metrics: ["val/return/mean", "val/success/rate"], labels: ["return", "success"] },
+  { title: "Validation", metrics: ["val/return/mean"], hint: "mean return" },
 ];
 
 /** Those metrics of a panel that at least one run has. */
