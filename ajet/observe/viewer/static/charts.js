@@ -174,7 +174,7 @@ class Chart {
     const axis = { stroke: style("--muted"), font: "11px system-ui", grid: { stroke: style("--line"), width: 1 }, ticks: { show: false } };
     const dots = this.steps.length < 2;
     return {
-      width: Math.max(100, this.plot.clientWidth), height: HEIGHT, legend: { show: false }, padding: [8, 6, 0, 0],
+      width: Math.max(100, this.plot.clientWidth), height: HEIGHT, legend: { show: false }, padding: [8, 20, 0, 0],
       cursor: { sync: { key: "steps", setSeries: false }, y: false, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
       scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(low, high, stacked) } },
       axes: [{ ...axis, size: 24, gap: 4, label: "step", labelSize: 16, labelGap: 0, labelFont: "11px system-ui", incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] }, { ...axis, size: 46, gap: 4, values: (_, ticks) => ticks.map((tick) => this.panel.format ? this.panel.format(tick) : compact(tick)) }],

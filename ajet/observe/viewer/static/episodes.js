@@ -22,7 +22,7 @@ function row(one) {
     el("td", { class: "num" }, one.sampled && !one.validation ? `${Math.round(100 * one.trained / one.sampled)} %` : "–"),
     el("td", { class: `num ${one.forks ? "warn" : "muted"}` }, number(one.forks)),
     el("td", { class: "num muted" }, seconds(one.seconds)),
-    el("td", { class: "nowrap" }, one.group_id ? [el("a", { href: pageOf(name, "group", one.group_id) }, "Group"), " · ", el("a", { href: `${pageOf(name, "differences")}?group=${encodeURIComponent(one.group_id)}`, title: "Best and worst of the group side by side" }, "Differences")] : ""));
+    el("td", { class: "small" }, one.group_id ? [el("a", { href: pageOf(name, "group", one.group_id) }, "Group"), el("br"), el("a", { href: `${pageOf(name, "differences")}?group=${encodeURIComponent(one.group_id)}`, title: "Best and worst of the group side by side" }, "Differences")] : ""));
   line.addEventListener("click", (event) => { if (!event.target.closest("a") && !getSelection().toString()) link.click(); });
   return line;
 }

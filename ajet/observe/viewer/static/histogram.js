@@ -52,7 +52,7 @@ export class RewardHistogram {
     const every = Math.ceil(bins.length / 8);
     const shown = bins.map((_, index) => index).filter((index) => index % every === 0);
     return {
-      width: Math.max(100, this.plot.clientWidth), height: HEIGHT, legend: { show: false }, padding: [8, 6, 0, 0],
+      width: Math.max(100, this.plot.clientWidth), height: HEIGHT, legend: { show: false }, padding: [8, 20, 0, 0],
       cursor: { sync: { key: "steps", setSeries: false }, y: false, drag: { x: true, y: false, setScale: false }, points: { show: false } },
       scales: { x: { time: false }, y: { range: () => [-0.5, bins.length - 0.5] } },
       axes: [{ ...axis, grid: { show: false }, size: 24, gap: 4, label: "step", labelSize: 16, labelGap: 0, labelFont: "11px system-ui", incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] }, { ...axis, grid: { show: false }, size: 46, gap: 4, splits: () => shown, values: () => shown.map((index) => short(bins[index][0])) }],

@@ -99,8 +99,8 @@ export class List {
     for (const input of this.form.elements) {
       if (!input.name || !this.url.has(input.name)) continue;
       // one request fills the choices, another the rows: whichever comes first, selects take their value from the URL
+      input.value = this.url.get(input.name);
       if (input.matches("select")) this.offer(input.name, {});
-      else input.value = this.url.get(input.name);
     }
   }
 }

@@ -121,5 +121,5 @@ function listAt(lines, at, depth) {
   return [list, at];
 }
 
-const cells = (line) => line.trim().replace(/^\|/, "").replace(/\|$/, "").split("|").map((cell) => cell.trim());
+const cells = (line) => line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "").split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
 const isDivider = (line) => Boolean(line?.includes("-")) && line.includes("|") && cells(line).every((cell) => /^:?-+:?$/.test(cell));
