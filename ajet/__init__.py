@@ -15,7 +15,7 @@ from ajet.schema import __version__
 
 if TYPE_CHECKING:
     from ajet.backbone.trainer_api import Trainer
-    from ajet.compat.agentjet.job import AgentJetJob
+    from ajet.compat.agentjet import AgentJetJob
     from ajet.observe.tracing import emit_annotation, emit_exception, emit_message, emit_object, emit_reward, operation
     from ajet.schema.resources import LLM, PromptTemplate
     from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AgentJetJob": "ajet.compat.agentjet.job",
+    "AgentJetJob": "ajet.compat.agentjet",
     "AjetTuner": "ajet.tuner",
     "LLM": "ajet.schema.resources",
     "PromptTemplate": "ajet.schema.resources",
@@ -66,12 +66,19 @@ _HOMES = {
 }
 
 MOVED = {
+    "ajet.compat.agentlightning.adapter": "ajet.compat.agentlightning.tracer",
+    "ajet.compat.agentlightning.algorithm": "ajet.compat.agentlightning.trainer",
+    "ajet.compat.agentlightning.emitter": "ajet.compat.agentlightning",
+    "ajet.compat.agentlightning.otel": "ajet.compat.agentlightning.tracer",
+    "ajet.compat.agentlightning.types": "ajet.compat.agentlightning",
+    "ajet.task_judge.rm_auto_grader_judge": "ajet.compat.agentjet",
     "ajet.task_rollout": "",
-    "ajet.task_rollout.dashscope_llm_bridge": "ajet.compat.agentjet.dashscope_llm_bridge",
+    "ajet.task_rollout.dashscope_llm_bridge": "ajet.compat.agentjet",
     "ajet.utils": "",
-    "ajet.utils.robust_dashscope": "ajet.compat.agentjet.robust_dashscope",
+    "ajet.utils.robust_dashscope": "ajet.compat.agentjet",
 }
-"""Where users' files still look for modules, and where these are. Empty: a folder of which nothing else is left."""
+"""Modules by the names that other systems or older versions gave them, and where these are. Empty: a folder of which
+nothing else is left."""
 
 
 class _Moved:

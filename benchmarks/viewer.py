@@ -27,7 +27,7 @@ import psutil
 from common import RESULTS, write_result
 from playwright.sync_api import Page, sync_playwright
 
-from ajet.backbone.episode_metrics import episode_metrics
+from ajet.backbone.metrics import episode_metrics
 from ajet.config import Config
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.episode_tables import open_for_writing

@@ -17,20 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
-from ajet.backbone.episode_metrics import episode_metrics, is_success, played
 from ajet.backbone.failures import ModelCallWatch, warn_of
+from ajet.backbone.metrics import episode_metrics, is_success, played
 from ajet.context_tracker import describe_reasons
-from ajet.observe.failures import FailureTally
+from ajet.observe.progress_state import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.chat import Message
 from ajet.schema.episode import ROOT, Call, Episode
 from ajet.schema.errors import condensed
 from ajet.schema.printable import printable
 from ajet.schema.task import Task
-from ajet.system.service_loop import wait_for
 from ajet.task_reader import build_reader, read_training_tasks
 from ajet.task_runner.breakpoints import one_prompt
-from ajet.task_runner.runtime import STOP_S, Runtime
+from ajet.task_runner.runtime import STOP_S, Runtime, wait_for
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ajet.backbone.episode_metrics import played, without_calls
+from ajet.backbone.metrics import played, without_calls
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.errors import JudgeFailedError, NoModelCallError, ServiceFailedError
 from ajet.task_judge.helper import HelperError

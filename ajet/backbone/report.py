@@ -12,13 +12,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.episode_metrics import by_group, episode_metrics, is_success, try_counts, usable
 from ajet.backbone.failures import FailureWatch, warn_of
+from ajet.backbone.metrics import by_group, episode_metrics, is_success, try_counts, usable
 from ajet.backbone.plan import validation_repeats
 from ajet.context_tracker import describe_reasons, top_reasons
 from ajet.gateway.chat import validation_temperature
-from ajet.observe.failures import FailureTally
 from ajet.observe.metrics import read_metrics
+from ajet.observe.progress_state import FailureTally
 from ajet.schema.episode import Episode, EpisodeGroup
 from ajet.schema.errors import ConfigError
 from ajet.task_reader import build_reader, read_validation_tasks

@@ -11,7 +11,7 @@ from ajet.trainer.credit import Baseline, CreditSettings, LossNorm, Overlong, Ze
 
 if TYPE_CHECKING:
     from ajet.config import Config
-    from ajet.config.trainer_common import AlgorithmConfig
+    from ajet.config.tuning import AlgorithmConfig
     from ajet.trainer.loss import AdaptiveKL, Correction, LossSettings
     from ajet.trainer.optimizer import OptimSettings
     from ajet.trainer.trainer import TrainSettings

@@ -35,6 +35,12 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+def schema(argv: Sequence[str]) -> int:
+    """`ajet schema`: what `ajet config schema` prints."""
+    CommandParser("ajet schema", description="The JSON schema of configs, for an editor.").parse_args(argv)
+    return run(["schema"])
+
+
 def _parser() -> CommandParser:
     from argparse import RawDescriptionHelpFormatter
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.cli.view import find_experiment, opened_experiment
-from ajet.observe.line_file import read_regular
+from ajet.observe.run_files import read_regular
 from ajet.schema.chat import Tool
 from ajet.schema.episode import ROOT
 from ajet.schema.errors import ConfigError

@@ -1,1 +1,1 @@
-"""Names of systems that people come from, bound to our parts: one module for each."""
+"""Names of systems that people come from, bound to our parts: a module or folder for each."""

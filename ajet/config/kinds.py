@@ -97,7 +97,7 @@ TOOLS: Kinds = {
     "finish": "ajet.agents.tools.finish->Finish",
     "submit": "ajet.agents.tools.finish->Submit",
     "bash": "ajet.agents.tools.bash->Bash",
-    "python": "ajet.agents.tools.python->Python",
+    "python": "ajet.agents.tools.bash->Python",
     "file_editor": "ajet.agents.tools.file_editor->FileEditor",
     "search": "ajet.agents.tools.search->SearchFiles",
     "web_fetch": "ajet.agents.tools.web_fetch->WebFetch",

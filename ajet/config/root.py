@@ -11,7 +11,6 @@ from pydantic import ConfigDict, PrivateAttr, model_validator
 
 from ajet.config.kinds import BackboneName
 from ajet.config.old_keys import Translated
-from ajet.config.prompt_tuning import PromptTuningConfig
 from ajet.config.rollout import RolloutSection
 from ajet.config.section import (
     AboveZero,
@@ -27,7 +26,7 @@ from ajet.config.section import (
     blocks_within,
 )
 from ajet.config.tasks import TaskJudgeConfig, TaskReaderConfig
-from ajet.config.trainer_common import TrainerCommonConfig
+from ajet.config.tuning import PromptTuningConfig, TrainerCommonConfig
 
 
 class LoraConfig(Section):

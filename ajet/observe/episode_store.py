@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import json
 import threading
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import msgspec
-
 from ajet.observe.episode_codec import Annotation, decode_annotation, decode_episode, words
 from ajet.observe.episode_tables import EpisodeStoreError, open_for_reading, read_task
 from ajet.schema.episode import Episode
-from ajet.schema.errors import UserError
+from ajet.schema.errors import EpisodeFormatError, UserError
 from ajet.schema.task import Task
 
 SortKey = Literal[
@@ -144,8 +141,8 @@ class EpisodeStore:
         try:
             episode = decode_episode(row["body"])
             annotation = decode_annotation(row["annotation"]) if row["annotation"] else Annotation()
-        except (zlib.error, msgspec.MsgspecError, ValueError, KeyError) as error:
-            raise EpisodeStoreError(f"{self.path}: the record of episode {episode_id!r} is damaged: {error}") from error
+        except EpisodeFormatError as error:
+            raise EpisodeStoreError(f"{self.path}: episode {episode_id!r}: {error}") from error
         return RecordedEpisode(
             episode=episode,
             step=row["step"],

@@ -26,9 +26,9 @@ from typing import Any
 import psutil
 import yaml
 
-from ajet.observe.line_file import LineFile, open_text, read_regular, whole_record
 from ajet.observe.logs import FileLog, Masker
 from ajet.observe.metrics import MetricsSink, flatten, make_sinks, rewind_metrics
+from ajet.observe.run_files import LineFile, open_text, read_regular, whole_record
 from ajet.schema.errors import UserError
 from ajet.system.processes import output_of
 

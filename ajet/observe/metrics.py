@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ajet.config.kinds import TRACKERS, load
-from ajet.observe.line_file import LineFile, open_text, whole_record
 from ajet.observe.logs import Masker
+from ajet.observe.run_files import LineFile, open_text, whole_record
 from ajet.schema.errors import ConfigError
 from ajet.schema.user_code import import_class
 

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Limits, Spent
-from ajet.prompt_tuning.candidate import Candidate, Checks, ProposerError, SearchFailedError, UnusedTemplateError
-from ajet.prompt_tuning.proposal import Kind, Proposer, Reply, Request
+from ajet.prompt_tuning.proposal import (
+    Candidate,
+    Checks,
+    Kind,
+    Proposer,
+    ProposerError,
+    Reply,
+    Request,
+    SearchFailedError,
+    UnusedTemplateError,
+)
 from ajet.prompt_tuning.search import Algorithm, Earlier, Journal, Search, Sizes
 from ajet.prompt_tuning.trial import Purpose, Score, Trial
 

@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
-from ajet.prompt_tuning.candidate import Candidate
-from ajet.prompt_tuning.proposal import Ask, Kind
+from ajet.prompt_tuning.proposal import Ask, Candidate, Kind
 from ajet.prompt_tuning.search import Search, Sizes
 from ajet.prompt_tuning.trial import Purpose, common_means, concurrently
 

@@ -18,8 +18,7 @@ from threading import Lock
 from typing import Any, Literal, TypeVar
 
 from ajet.prompt_tuning.budget import BudgetExhausted
-from ajet.prompt_tuning.candidate import Candidate, SearchFailedError, changed
-from ajet.prompt_tuning.proposal import Ask, Kind
+from ajet.prompt_tuning.proposal import Ask, Candidate, Kind, SearchFailedError, changed
 from ajet.prompt_tuning.search import Search, Sizes
 from ajet.prompt_tuning.trial import Purpose, Trial
 from ajet.schema.errors import MissingDependencyError

@@ -13,15 +13,21 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ajet.prompt_tuning.budget import Budget
-from ajet.prompt_tuning.candidate import (
+from ajet.prompt_tuning.proposal import (
+    Ask,
     Candidate,
     Checks,
+    Draft,
+    Proposer,
     ProposerError,
+    Request,
     SearchFailedError,
     UnusedTemplateError,
+    again,
     changed,
+    messages_for,
+    read_templates,
 )
-from ajet.prompt_tuning.proposal import Ask, Draft, Proposer, Request, again, messages_for, read_templates
 from ajet.prompt_tuning.trial import Purpose, Score, Trial, common_means, concurrently
 from ajet.schema.resources import PromptSet
 

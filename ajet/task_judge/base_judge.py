@@ -1,5 +1,7 @@
-"""`BaseJudge`: derive from it to turn an output into a reward. Also loads a config's judge and checks what it
-returns."""
+"""`BaseJudge`: derive from it to turn an output into a reward; `GroupJudge`: to judge episodes after they have ended.
+
+Also loads a config's judge, and checks what it returns.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,10 @@ import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ajet.config.kinds import JUDGES, load
+from ajet.schema.chat import Message
 from ajet.schema.errors import JudgeFault, RewardError
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
 from ajet.schema.user_code import check_method, import_class
@@ -80,6 +83,61 @@ class BaseJudge:
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
         """Return `(reward, is_success)`, a number, a `Reward` of named parts, or an awaitable of these."""
         raise NotImplementedError(f"{type(self).__name__} must define `compute_reward(workflow_task, workflow_output)`")
+
+
+class JudgedCall(NamedTuple):
+    """One model call of an episode."""
+
+    agent: str
+    messages: list[Message]
+    """The messages it added to the call that it continues; all of its messages if it continues none."""
+    reply: Message
+
+
+@dataclass(slots=True)
+class JudgedEpisode:
+    """An episode that has ended and waits for its reward."""
+
+    workflow_task: WorkflowTask
+    """Without `gym_env`: the environment is closed."""
+    workflow_output: WorkflowOutput
+    calls: list[JudgedCall] = field(default_factory=list)
+    later: Later = field(default_factory=Later)
+    """What `compute_reward` returned."""
+
+    @property
+    def last_reply(self) -> str:
+        """The text of the last call that got a reply."""
+        for call in reversed(self.calls):
+            if isinstance(text := call.reply.get("content"), str) and text.strip():
+                return text
+        return str(self.workflow_output.metadata.get("last_reply") or "")
+
+
+class GroupJudge(BaseJudge):
+    """Judges episodes after they have ended, one at a time or a whole group together. It sees their calls.
+
+    It runs in a separate thread of the process that runs the episodes, with a timeout of `rollout.episode_timeout` for
+    each call; several threads may call it at the same time. Meanwhile no episode waits, and no environment is held. If
+    it needs something from the environment, `compute_reward` asks for it: that runs where the workflow ran, and returns
+    `Later`.
+    """
+
+    per_episode: bool = False
+    """True: each episode is judged on its own as soon as it ends."""
+
+    def prepare(self) -> None:
+        """Called once before the first episode, in the process where the judge will decide. An error ends the run."""
+
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+        """Called where the workflow ran, while its environment is open. Return `Later` with the data that the judge
+        needs afterwards."""
+        return Later()
+
+    def compute_group_rewards(self, episodes: Sequence[JudgedEpisode]) -> Any:
+        """Return a list with one result for each of these episodes of one task, in any form that
+        `BaseJudge.compute_reward` allows. May be `async`."""
+        raise NotImplementedError(f"{type(self).__name__} must define `compute_group_rewards(episodes)`")
 
 
 def load_judge(config: Config, base_dirs: Sequence[Path] = ()) -> BaseJudge | None:

@@ -18,6 +18,8 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import (
     RESERVED_PARTS,
     BaseJudge,
+    GroupJudge,
+    JudgedEpisode,
     Judgement,
     Later,
     Reward,
@@ -26,7 +28,6 @@ from ajet.task_judge.base_judge import (
     import_judge,
     validate_reward,
 )
-from ajet.task_judge.group_judge import GroupJudge, JudgedEpisode
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.schema.errors import ConfigError, JudgeFault
 from ajet.system.interpreter_host import START_S, InterpreterHost
-from ajet.task_judge.base_judge import Judgement
-from ajet.task_judge.grading import Scale, Template, episode_values
-from ajet.task_judge.group_judge import GroupJudge, JudgedEpisode
+from ajet.task_judge.base_judge import GroupJudge, JudgedEpisode, Judgement
 from ajet.task_judge.helper import HelperModel
-from ajet.task_judge.llm_judge import environment_later
+from ajet.task_judge.llm_judge import Scale, Template, environment_later, episode_values
 
 if TYPE_CHECKING:
     from ajet.config import Config

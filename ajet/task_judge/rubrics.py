@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ajet.schema.errors import TaskDataError, UserError
-from ajet.task_judge.grading import Grade, Grader
-from ajet.task_judge.helper import Asker, NearDuplicates, read_json
+from ajet.task_judge.helper import Asker
+from ajet.task_judge.helper_answers import NearDuplicates, read_json
+from ajet.task_judge.llm_judge import Grade, Grader
 
 log = logging.getLogger("ajet.rubrics")
 

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.schema.errors import ConfigError
-from ajet.task_judge.grading import Grader, Scale, Template
-from ajet.task_judge.group_judge import JudgedEpisode
+from ajet.task_judge.base_judge import JudgedEpisode
 from ajet.task_judge.helper import Asker, HelperModel
-from ajet.task_judge.llm_judge import ABOUT, RANKING_FORM, ModelJudge, asker, form, temperature
+from ajet.task_judge.llm_judge import ABOUT, RANKING_FORM, Grader, ModelJudge, Scale, Template, asker, form, temperature
 from ajet.task_judge.rubrics import Example, Rubrics, RubricsWriter, WritingPlan, read_examples
 
 if TYPE_CHECKING:

@@ -22,15 +22,8 @@ from typing import Any
 from ajet.config.tasks import HuggingFaceConfig, JsonlConfig, TaskReaderConfig
 from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task
-from ajet.task_judge.helper import (
-    AnswerCache,
-    Asker,
-    HelperModel,
-    HelperRefusalError,
-    NearDuplicates,
-    UnusableAnswerError,
-    read_json,
-)
+from ajet.task_judge.helper import Asker, HelperModel, HelperRefusalError, UnusableAnswerError
+from ajet.task_judge.helper_answers import AnswerCache, NearDuplicates, read_json
 from ajet.task_reader.documents import Chunk, chunks_of, read_documents
 from ajet.task_reader.review import QUESTION, review
 from ajet.task_reader.task_reader_base import BaseTaskReader, with_unique_ids

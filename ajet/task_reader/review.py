@@ -8,7 +8,8 @@ import logging
 from collections.abc import Sequence
 
 from ajet.schema.task import Task
-from ajet.task_judge.helper import Asker, HelperRefusalError, UnusableAnswerError, read_json
+from ajet.task_judge.helper import Asker, HelperRefusalError, UnusableAnswerError
+from ajet.task_judge.helper_answers import read_json
 
 log = logging.getLogger("ajet.task_reader")
 

@@ -14,20 +14,20 @@ import json
 import logging
 import re
 import sqlite3
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ajet.config.tasks import TaskReaderConfig, TraceFilterConfig
+from ajet.observe.episode_codec import decode_episode
 from ajet.observe.otlp import attributes_of, objects, raw_spans
 from ajet.observe.tracing import read_call
-from ajet.schema.codec import decode_episode
 from ajet.schema.errors import EpisodeFormatError, TaskDataError
 from ajet.schema.printable import encodable
 from ajet.schema.task import Task
 from ajet.schema.user_code import find_named, looked_in
-from ajet.task_judge.helper import AnswerCache, Asker, HelperModel, NearDuplicates
+from ajet.task_judge.helper import Asker, HelperModel
+from ajet.task_judge.helper_answers import AnswerCache, NearDuplicates
 from ajet.task_reader.review import review
 from ajet.task_reader.task_reader_base import BaseTaskReader
 
@@ -271,8 +271,8 @@ def _episodes(connection: sqlite3.Connection, path: Path, min_reward: float | No
         if min_reward is not None and (reward is None or reward < min_reward):
             continue
         try:
-            episode = decode_episode(zlib.decompress(data))
-        except (zlib.error, EpisodeFormatError) as error:
+            episode = decode_episode(data)
+        except EpisodeFormatError as error:
             raise TaskDataError(f"{KEY}: {path}: episode {episode_id}: {error}") from None
         replies = [call.reply.get("content") for call in episode.tree.calls]
         said = next((text for text in reversed(replies) if isinstance(text, str) and text.strip()), None)

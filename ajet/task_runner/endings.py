@@ -22,11 +22,18 @@ from ajet.context_tracker.samples import untrain
 from ajet.schema.episode import ROOT, Episode, EpisodeStatus, Failure, Outcome
 from ajet.schema.errors import ConfigError, EngineError, JudgeFault, UserError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, validate_reward
-from ajet.task_judge.group_judge import GroupJudge, JudgedCall, JudgedEpisode
+from ajet.task_judge.base_judge import (
+    BaseJudge,
+    GroupJudge,
+    JudgedCall,
+    JudgedEpisode,
+    Judgement,
+    Later,
+    validate_reward,
+)
 from ajet.task_runner.attempt import EarlyEnding, EndedEarly, WorkflowResult
-from ajet.task_runner.off_loop import run_with_pauses
 from ajet.task_runner.results import WorkflowInterrupted, called, describe, judge_result
+from ajet.task_runner.thread_control import run_with_pauses
 from ajet.task_runner.threads import EpisodeThreads
 
 if TYPE_CHECKING:
@@ -300,7 +307,7 @@ class LateJudge:
             if not isinstance(judge, GroupJudge):
                 raise ConfigError(
                     f"ajet.task_judge.judge_protocol: {type(judge).__name__} returned Later, which only a class "
-                    "derived from ajet.task_judge.group_judge.GroupJudge may"
+                    "derived from ajet.task_judge.base_judge.GroupJudge may"
                 )
             if not judge.per_episode and not self._whole_groups:
                 raise ConfigError(

@@ -1,13 +1,14 @@
 """`Runtime`: everything that episodes need in one process: model, gateway, runner and pool, on a service loop.
 
-Every backbone has one in each process that runs episodes. The model loads while the user's workflow is imported.
-`start`, `stop` and `run` are called from outside the service loop; runners call the `SessionProvider` methods on it.
+Every backbone has one in each process that runs episodes. `start`, `stop` and `run` are called from outside the service
+loop; runners call the `SessionProvider` methods on it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
@@ -20,9 +21,7 @@ from ajet.engine.base import Engine
 from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.gateway.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.schema.errors import EngineError
-from ajet.system.service_loop import ServiceLoop, wait_for
-from ajet.task_judge.base_judge import BaseJudge, load_judge
-from ajet.task_judge.group_judge import GroupJudge
+from ajet.task_judge.base_judge import BaseJudge, GroupJudge, load_judge
 from ajet.task_judge.helper import HelperModel
 from ajet.task_runner.attempt import AttemptRunner, WorkflowAttempt
 from ajet.task_runner.breakpoints import debugging
@@ -31,19 +30,77 @@ from ajet.task_runner.environments import find_environment, find_sandbox, load_w
 from ajet.task_runner.external_episodes import ExternalEpisodes, ExternalRunner
 from ajet.task_runner.model import MakeEngine, Model, ModelLoader, build_engine
 from ajet.task_runner.pool import OnEpisode, RolloutPool
-from ajet.task_runner.process_state import short_turns
-from ajet.task_runner.processes import ProcessRunner
-from ajet.task_runner.remote import RemoteRunner
 from ajet.task_runner.runner import TaskRunner
+from ajet.task_runner.thread_control import short_turns
 from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
 from ajet.task_runner.tuner import AjetTuner
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_WAKE_S = 0.2
+
+
+def wait_for(running: Future[T]) -> T:
+    """Wait for a result in short sleeps: CPython misses a signal that arrives just as it goes to sleep, so one long
+    sleep could delay Ctrl-C to its end."""
+    while not wait([running], timeout=_WAKE_S).done:
+        pass
+    return running.result()
+
+
+class ServiceLoop:
+    """The event loop, in a thread, on which gateway, sessions, trackers and pool live.
+
+    All methods are called from other threads.
+    """
+
+    def __init__(self) -> None:
+        self.asyncio_loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="ajet-service", daemon=True)
+
+    @property
+    def running(self) -> bool:
+        return self.asyncio_loop.is_running()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start `work` on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.asyncio_loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on the loop and wait for it. Ctrl-C interrupts the wait and cancels the work."""
+        running = self.submit(work)
+        try:
+            return wait_for(running)
+        except BaseException:
+            running.cancel()
+            raise
+
+    def stop(self, patience_s: float) -> None:
+        """Cancel all tasks, end the loop and wait for its thread."""
+        self.asyncio_loop.call_soon_threadsafe(self.asyncio_loop.stop)
+        self._thread.join(patience_s)
+
+    def _run(self) -> None:
+        loop = self.asyncio_loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
 
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.schema.task import WorkflowTask
-
-log = logging.getLogger(__name__)
-T = TypeVar("T")
+    from ajet.task_runner.remote import RemoteRunner
 
 STOP_S = 3.0
 """How long each stage of stopping may take, and what those before it left over: Ctrl-C ends a run within 10 s."""
@@ -184,6 +241,8 @@ class Runtime:
             log.warning("debugging: the workflow runs in a thread of this process, where breakpoints can stop it")
             isolated = False
         if isolated:
+            from ajet.task_runner.processes import ProcessRunner
+
             # first, so that the server imports the user's code on another core while this process loads the model
             self.attempts = ProcessRunner(self.config, self, self.config.base_dirs)
             if self.config.ajet.task_judge.judge_type != "customized_protocol":
@@ -224,6 +283,8 @@ class Runtime:
 
     async def _remote_runner(self, judge: BaseJudge | None) -> RemoteRunner:
         """Serves episodes to remote runners; the user's workflow is theirs."""
+        from ajet.task_runner.remote import RemoteRunner  # and the whole store, which other runs don't need
+
         runner = self.attempts = RemoteRunner(self.config, self, judge)
         await runner.start()
         return runner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ajet.backbone.episode_metrics import episode_metrics
+from ajet.backbone.metrics import episode_metrics
 from ajet.backbone.report import EarlyStop, validation_metrics
 from ajet.schema.episode import CallTree, Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
 

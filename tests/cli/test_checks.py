@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-import ajet.task_judge.helper.model
+import ajet.task_judge.helper
 from ajet.backbone.launch import memory_advice
 from ajet.cli.main import main
-from ajet.engine.tiny.models import tiny_folder
+from ajet.engine.tiny_models import tiny_folder
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_judge_that_reads_what_the_workflow_does_not_give(project: Path, capsy
 def test_tasks_of_a_helper_model_that_does_not_answer(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ajet.task_judge.helper.model, "MAX_RETRIES", 0)
+    monkeypatch.setattr(ajet.task_judge.helper, "MAX_RETRIES", 0)
     (project / "about.txt").write_text("The library opens at nine on weekdays. On Sunday it stays closed.")
     helper = ["helper.model=big", "helper.base_url=http://127.0.0.1:9/v1", "helper.api_key=none"]
     documents = "task_reader.data_generation.document_reader.document_path=[about.txt]"

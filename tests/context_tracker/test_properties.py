@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ajet.context_tracker import FinishedCalls, linear_samples
-from ajet.schema.codec import decode_episode, decode_tree, encode_episode, encode_tree
+from ajet.observe.episode_codec import decode_episode, encode_episode
 from ajet.schema.episode import CallTree, EpisodeStatus
 from support.tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, episode_of, result, said, system, user
 
@@ -140,7 +140,6 @@ def test_a_round_trip_through_storage_is_identical(seed: int, count: int, status
     episode.metadata = {"α": [1, 2.5, None, True], "nested": {"deep": "text"}}
     again = decode_episode(encode_episode(episode))
     assert_equal(episode, again)
-    assert_equal(decode_tree(encode_tree(episode.tree)), episode.tree)
     assert encode_episode(again) == encode_episode(episode)
     assert_faithful(drive, again.tree)
 

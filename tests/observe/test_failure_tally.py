@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet.observe.failures import FailureTally
 from ajet.observe.logs import FileLog, log_to_terminal
+from ajet.observe.progress_state import FailureTally
 from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Failure, Ledger
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/home/me/agent.py", line 7, in execute\n    x\nKeyError: {}\n'

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbone.episode_metrics import episode_metrics
+from ajet.backbone.metrics import episode_metrics
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.episode import EpisodeStatus
 from support.soak_oracle import Life, findings

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from ajet.observe.experiment import read_events
-from ajet.observe.line_file import UnreadableFileError, open_regular, read_regular
 from ajet.observe.metrics import read_metrics
-from ajet.observe.notes import Notes
+from ajet.observe.run_files import Notes, UnreadableFileError, open_regular, read_regular
 
 FILES = ("config.resolved.yaml", "environment.json", "events.jsonl", "metrics.jsonl", "notes.json", "episodes.sqlite")
 
@@ -65,7 +64,7 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path: Path, monkeypat
             open_regular(wrong)
     with pytest.raises(FileNotFoundError):
         open_regular(tmp_path / "none")
-    monkeypatch.setattr("ajet.observe.line_file.MOST_BYTES", 3)
+    monkeypatch.setattr("ajet.observe.run_files.MOST_BYTES", 3)
     with pytest.raises(UnreadableFileError, match="has 4 bytes, and at most 3 are read"):
         read_regular(plain)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ajet.prompt_tuning.candidate import Candidate
-from ajet.prompt_tuning.proposal import Kind, Reply, Request
+from ajet.prompt_tuning.proposal import Candidate, Kind, Reply, Request
 from ajet.prompt_tuning.search import Search
 from ajet.prompt_tuning.trial import Purpose, Score, Trial
 from ajet.schema.resources import PromptSet, PromptTemplate

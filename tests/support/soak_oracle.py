@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ajet.backbone.episode_metrics import played
+from ajet.backbone.metrics import played
 from ajet.observe.episode_store import EpisodeStore
-from ajet.observe.line_file import whole_record
+from ajet.observe.run_files import whole_record
 from ajet.schema.episode import EpisodeStatus, LedgerImbalance
 
 WARM_STEPS, LEAST_SAMPLES = 5, 12

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ajet.backbone.episode_metrics import episode_metrics
+from ajet.backbone.metrics import episode_metrics
 from ajet.config import Config
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder

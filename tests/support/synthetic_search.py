@@ -16,8 +16,7 @@ from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.prompt_tuning.apo import APO
 from ajet.prompt_tuning.budget import Budget, Limits
-from ajet.prompt_tuning.candidate import Candidate
-from ajet.prompt_tuning.proposal import Kind, Reply, Request
+from ajet.prompt_tuning.proposal import Candidate, Kind, Reply, Request
 from ajet.prompt_tuning.search import Search
 from ajet.prompt_tuning.trial import Purpose, Trial
 from ajet.schema.episode import EpisodeStatus, Failure

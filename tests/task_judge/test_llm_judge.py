@@ -10,12 +10,22 @@ from typing import Any
 
 import pytest
 
-import ajet.task_judge.helper.model
+import ajet.task_judge.helper
 from ajet.config import Config, make_config
 from ajet.schema.errors import ConfigError, JudgeFault
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, Reward, ask_judge, load_judge, validate_reward
-from ajet.task_judge.group_judge import GroupJudge, JudgedCall, JudgedEpisode
+from ajet.task_judge.base_judge import (
+    BaseJudge,
+    GroupJudge,
+    JudgedCall,
+    JudgedEpisode,
+    Judgement,
+    Later,
+    Reward,
+    ask_judge,
+    load_judge,
+    validate_reward,
+)
 from ajet.task_judge.helper import HelperBudgetError, HelperError, UnusableAnswerError
 from support.scripted_helper import helper
 
@@ -142,7 +152,7 @@ def test_what_is_no_full_ranking_is_an_error(tmp_path: Path, ranking: Any) -> No
 
 
 def test_a_dead_helper_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ajet.task_judge.helper.model, "MAX_RETRIES", 0)
+    monkeypatch.setattr(ajet.task_judge.helper, "MAX_RETRIES", 0)
     with pytest.raises(HelperError, match=r"'big' at http://127\.0\.0\.1:9/v1: APIConnectionError"):
         rewards(configured(tmp_path, "http://127.0.0.1:9/v1"), episode())
 

@@ -17,8 +17,7 @@ from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import ConfigError, JudgeFault
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import openjudge
-from ajet.task_judge.base_judge import Judgement, load_judge, validate_reward
-from ajet.task_judge.group_judge import JudgedCall, JudgedEpisode
+from ajet.task_judge.base_judge import JudgedCall, JudgedEpisode, Judgement, load_judge, validate_reward
 from ajet.task_judge.openjudge import OpenJudge
 from ajet.task_runner.runtime import Runtime
 from support.scripted_helper import helper

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-import ajet.task_judge.helper.model
+import ajet.task_judge.helper
 from ajet.cli.main import main
 from ajet.config import Config, make_config
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.base_judge import Judgement
-from ajet.task_judge.group_judge import JudgedEpisode
+from ajet.task_judge.base_judge import JudgedEpisode, Judgement
 from ajet.task_judge.helper import HelperError
 from ajet.task_judge.rm_auto_grader_judge import AutoGraderJudge, GraderScore, Rank
 from ajet.task_judge.rubrics import Rubrics, RubricsError
@@ -156,7 +155,7 @@ def test_without_examples_or_a_file_there_are_no_rubrics(tmp_path: Path) -> None
 
 
 def test_a_dead_helper_is_named_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ajet.task_judge.helper.model, "MAX_RETRIES", 0)
+    monkeypatch.setattr(ajet.task_judge.helper, "MAX_RETRIES", 0)
     judge = RubricsJudge(configured(tmp_path, "http://127.0.0.1:9/v1", POINTWISE))
     with pytest.raises(HelperError, match="APIConnectionError"):
         judge.prepare()

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-import ajet.task_judge.helper.model
+import ajet.task_judge.helper
 from ajet.cli.main import main
 from ajet.config import Config, make_config
 from ajet.schema.errors import TaskDataError
-from ajet.task_judge.helper import HelperError, NearDuplicates
+from ajet.task_judge.helper import HelperError
+from ajet.task_judge.helper_answers import NearDuplicates
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 from ajet.task_reader.documents import Document, chunks_of, read_documents
 from support.scripted_helper import helper
@@ -95,7 +96,7 @@ def test_the_second_run_asks_nothing_and_a_change_asks_again(tmp_path: Path) -> 
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ajet.task_judge.helper.model, "MAX_RETRIES", 0)
+    monkeypatch.setattr(ajet.task_judge.helper, "MAX_RETRIES", 0)
     left = [4]
 
     def dies(question: str) -> Any:
@@ -171,7 +172,7 @@ def test_a_model_that_refuses_every_document_is_an_error(tmp_path: Path) -> None
 
 
 def test_a_dead_helper_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ajet.task_judge.helper.model, "MAX_RETRIES", 0)
+    monkeypatch.setattr(ajet.task_judge.helper, "MAX_RETRIES", 0)
     with pytest.raises(HelperError, match=r"'big' at http://127\.0\.0\.1:9/v1: APIConnectionError"):
         build_reader(configured(tmp_path, "http://127.0.0.1:9/v1")).get_training_tasks()
 

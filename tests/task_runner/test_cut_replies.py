@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.episode_metrics import episode_metrics
+from ajet.backbone.metrics import episode_metrics
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedCall, ScriptedEngine
-from ajet.observe.failures import FailureTally
+from ajet.observe.progress_state import FailureTally
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import EngineError
 from ajet.schema.task import Task

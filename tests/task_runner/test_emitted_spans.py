@@ -16,8 +16,8 @@ import pytest
 
 from ajet import Workflow, WorkflowOutput, emit_message, emit_reward, operation
 from ajet.config import make_config
+from ajet.observe.episode_codec import decode_episode, encode_episode
 from ajet.observe.tracing import get_message_value, get_reward_value
-from ajet.schema.codec import decode_episode, encode_episode
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge

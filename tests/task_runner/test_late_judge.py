@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.episode_metrics import episode_metrics
+from ajet.backbone.metrics import episode_metrics
 from ajet.config import Config, make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
-from ajet.schema import codec
+from ajet.observe.episode_codec import decode_episode, encode_episode
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
@@ -20,7 +20,7 @@ from ajet.task_runner.runtime import Runtime
 FILE = """
 from ajet import Workflow, WorkflowOutput
 from ajet.task_judge.base_judge import Later, Reward
-from ajet.task_judge.group_judge import GroupJudge
+from ajet.task_judge.base_judge import GroupJudge
 
 class Agent(Workflow):
     async def execute(self, workflow_task, tuner):
@@ -87,7 +87,7 @@ def test_a_group_is_judged_together_with_its_calls(tmp_path: Path, wrapper: str)
     one = group.episodes[2]
     assert (one.reward_parts, one.reward_weights) == ({"place": 2, "size": 3}, {"place": 1, "size": 10})
     assert one.metadata == {"number": 2, "judge": {"seen": "Go"}} and one.status is EpisodeStatus.COMPLETED
-    assert len(ended) == 3 and codec.decode_episode(codec.encode_episode(one)).reward_parts == one.reward_parts
+    assert len(ended) == 3 and decode_episode(encode_episode(one)).reward_parts == one.reward_parts
     metrics = episode_metrics(group.episodes)
     assert (metrics["reward/place"], metrics["reward/size"], metrics["reward/mean"]) == (1, 3, 31)
 

@@ -20,7 +20,7 @@ import pytest
 
 from ajet.schema.episode import EpisodeStatus
 from ajet.schema.task import Task
-from ajet.task_judge.helper import WrongAnswer
+from ajet.task_judge.helper_answers import WrongAnswer
 from support.tutorial_runs import ROOT, TUTORIAL, debug, imports, play, train
 
 CONF = "example_learning_to_ask/learning_to_ask.yaml"
@@ -132,7 +132,7 @@ def test_a_judge_without_a_helper_is_no_reward(monkeypatch: pytest.MonkeyPatch) 
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("RULE_JUDGE_PORT", str(closed.getsockname()[1]))
-    monkeypatch.setattr("ajet.task_judge.helper.model.MAX_RETRIES", 0)
+    monkeypatch.setattr("ajet.task_judge.helper.MAX_RETRIES", 0)
     row = next(row for row in rows("test") if row["metadata"]["decision_truth"] == "continue")
     task = Task(task_id="t", main_query="x", init_messages=row["init_messages"], metadata=row["metadata"])
     episode = play(monkeypatch, CONF, task, ["A fever: yes or no?"], "rollout.episode_retries=0")

@@ -12,7 +12,8 @@ from typing import Any
 
 from ajet import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge, Reward
-from ajet.task_judge.helper import Asker, HelperModel, WrongAnswer
+from ajet.task_judge.helper import Asker, HelperModel
+from ajet.task_judge.helper_answers import WrongAnswer
 
 STOP = "<stop />"
 PROMPT = """You grade what a doctor says next to a patient.

@@ -76,7 +76,8 @@ def rounds(session: dict[str, Any]) -> list[dict[str, Any]]:
 
 async def extract(made: list[dict[str, Any]], processed: Path, helper: Any) -> list[dict[str, Any]]:
     """The rounds with their `info_set`. What the file holds already is not asked again."""
-    from ajet.task_judge.helper import Asker, read_json
+    from ajet.task_judge.helper import Asker
+    from ajet.task_judge.helper_answers import read_json
 
     asker = Asker(helper, max_concurrent=16)
     known: dict[str, dict[str, Any]] = {}

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from ajet.backbone.episode_metrics import staleness
 from ajet.backbone.failures import GapWatch
 from ajet.backbone.local.weights import weight_sync
+from ajet.backbone.metrics import staleness
 from ajet.backbone.training_settings import train_settings
 from ajet.engine.attention_rules import fix_longrope, length_dependent_rope
 from ajet.engine.model_source import ModelSource
@@ -185,8 +185,10 @@ class Learner:
             torch.set_num_threads(self._sync.cpu_threads)
             with self._trainer_at_work():
                 taught = None if self._teacher is None else self._teacher.logprobs(batch)
-                metrics = self.trainer.update(batch, taught)
-            self._gap.look_at(version, metrics | staleness(episodes, version=version - 1))
+                lag = staleness(episodes, version=version - 1)
+                here = self._sync.shared and lag.get("train/staleness/max") == 0
+                metrics = self.trainer.update(batch, taught, sampled_by_this=here)
+            self._gap.look_at(version, metrics | lag)
             with self._engine_away(self._overlaps):
                 metrics["time/sync"] = self._serve(version)
         return metrics

@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.checks import RunTasks
-from ajet.backbone.episode_metrics import episode_metrics, staleness
 from ajet.backbone.failures import FailureWatch, warn_of
 from ajet.backbone.local.demonstrations import demonstration_batches
 from ajet.backbone.local.learner import Learner
 from ajet.backbone.local.placement import check_gpu, place, visible_gpus
 from ajet.backbone.local.rollouts import Replay, Rollouts
+from ajet.backbone.metrics import episode_metrics, staleness, step_names
 from ajet.backbone.plan import imitates_a_file, training_steps, validates_after, validation_repeats
 from ajet.backbone.report import EXIT_NOTHING_TRAINED, EarlyStop, Hints, validation_metrics, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, taught_alone
 from ajet.engine.base import Engine, EnginePlacement
-from ajet.observe.metric_names import step_names
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, FloatArray, Ledger

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from ajet.backbone.episode_metrics import FAULTS, is_success, played
+from ajet.backbone.metrics import FAULTS, is_success, played
 from ajet.backbone.training_settings import credit_settings
 from ajet.observe.episode_codec import decode_episode, encode_episode
 from ajet.schema.episode import EpisodeGroup

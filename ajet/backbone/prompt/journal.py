@@ -31,9 +31,9 @@ from typing import Any, TextIO
 
 import yaml
 
-from ajet.observe.line_file import open_regular, read_regular
 from ajet.observe.logs import Masker
-from ajet.prompt_tuning.candidate import Candidate
+from ajet.observe.run_files import open_regular, read_regular
+from ajet.prompt_tuning.proposal import Candidate
 from ajet.prompt_tuning.search import Earlier
 from ajet.prompt_tuning.trial import Purpose, Score, Trial
 from ajet.schema.errors import UserError

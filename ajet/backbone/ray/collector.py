@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from ajet.backbone.episode_metrics import episode_metrics
 from ajet.backbone.failures import FailureWatch
+from ajet.backbone.metrics import episode_metrics, step_names
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.report import validation_metrics
 from ajet.context_tracker import TrackerSettings
 from ajet.context_tracker.samples import episode_samples
 from ajet.engine.model_source import ModelSource
-from ajet.observe.failures import FailureTally
 from ajet.observe.logs import Masker
-from ajet.observe.metric_names import step_names
+from ajet.observe.progress_state import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.episode import Episode, EpisodeGroup, Sample
 from ajet.schema.errors import UserError

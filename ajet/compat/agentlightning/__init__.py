@@ -9,14 +9,8 @@ errors; spans of model calls come from the gateway, so tracers instrument nothin
 from __future__ import annotations
 
 import logging
+from typing import Any
 
-from ajet.compat.agentlightning.adapter import (
-    LlmProxyTraceToTriplet,
-    TraceAdapter,
-    TracerTraceToTriplet,
-    TraceToMessages,
-)
-from ajet.compat.agentlightning.algorithm import APO, VERL, Baseline, algo
 from ajet.compat.agentlightning.litagent import (
     Hook,
     LitAgent,
@@ -35,9 +29,17 @@ from ajet.compat.agentlightning.store import (
     NamedResources,
     ResourcesUpdate,
 )
-from ajet.compat.agentlightning.tracer import AgentOpsTracer, DummyTracer, OtelTracer, Tracer
-from ajet.compat.agentlightning.trainer import Trainer
-from ajet.compat.agentlightning.types import ProxyLLM
+from ajet.compat.agentlightning.tracer import (
+    AgentOpsTracer,
+    DummyTracer,
+    LlmProxyTraceToTriplet,
+    OtelTracer,
+    TraceAdapter,
+    Tracer,
+    TracerTraceToTriplet,
+    TraceToMessages,
+)
+from ajet.compat.agentlightning.trainer import APO, VERL, Baseline, Trainer, algo
 from ajet.observe.tracing import (
     Triplet,
     emit_annotation,
@@ -56,8 +58,9 @@ from ajet.observe.tracing import (
 )
 from ajet.schema import __version__
 from ajet.schema.resources import LLM, PromptTemplate
-from ajet.schema.span import Span
-from ajet.store.records import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus, Worker
+from ajet.schema.span import Span, SpanStatus
+from ajet.store.records import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus, Worker, WorkerStatus
+from ajet.store.records import Mode as RolloutMode
 
 __all__ = [
     "APO",
@@ -68,6 +71,7 @@ __all__ = [
     "AttemptStatus",
     "AttemptedRollout",
     "Baseline",
+    "Dataset",
     "DummyTracer",
     "Hook",
     "InMemoryLightningStore",
@@ -85,8 +89,11 @@ __all__ = [
     "ResourcesUpdate",
     "Rollout",
     "RolloutConfig",
+    "RolloutMode",
     "RolloutStatus",
     "Span",
+    "SpanStatus",
+    "TaskInput",
     "TraceAdapter",
     "TraceToMessages",
     "Tracer",
@@ -94,6 +101,7 @@ __all__ = [
     "Trainer",
     "Triplet",
     "Worker",
+    "WorkerStatus",
     "__version__",
     "algo",
     "emit_annotation",
@@ -114,6 +122,12 @@ __all__ = [
     "rollout",
     "setup_logging",
 ]
+
+ProxyLLM = LLM
+"""The endpoint of an episode carries its own key: there is nothing to strip."""
+Dataset = list
+"""A data set has `__len__` and `__getitem__`; a list has."""
+TaskInput = Any
 
 _NOT_HERE = {
     "Algorithm": "an algorithm of your own is a coroutine with @algo",

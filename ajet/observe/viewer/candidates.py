@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from ajet.observe.line_file import read_regular
+from ajet.observe.run_files import read_regular
 
 FOLDER = "prompts"
 _FORMAT = 1

@@ -28,7 +28,7 @@ from ajet.observe.episode_store import (
     RecordedEpisode,
     SortKey,
 )
-from ajet.observe.notes import Notes
+from ajet.observe.run_files import Notes
 from ajet.observe.task_statistics import (
     TASK_SORT_KEYS,
     RewardCount,

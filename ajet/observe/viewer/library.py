@@ -16,9 +16,8 @@ import yaml
 
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import JUDGE, is_running, read_environment, read_events
-from ajet.observe.line_file import open_regular, read_regular, unreadable_lines
 from ajet.observe.metrics import flatten
-from ajet.observe.notes import Note, Notes
+from ajet.observe.run_files import Note, Notes, open_regular, read_regular, unreadable_lines
 from ajet.observe.viewer.candidates import PromptHistory
 from ajet.observe.viewer.series import MetricsReader, Shown
 from ajet.schema.errors import UserError

@@ -28,8 +28,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ajet.observe.line_file import read_regular
-from ajet.observe.notes import Note, NotesError
+from ajet.observe.run_files import Note, NotesError, read_regular
 from ajet.observe.viewer.library import Experiment, Library, Reading, differences, differently_judged
 from ajet.schema import __version__
 from ajet.system.http_messages import LOOPBACK, HttpRequest, without_port

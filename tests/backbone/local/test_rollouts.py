@@ -15,8 +15,8 @@ from ajet.config.loader import load_config
 from ajet.observe.progress import Progress
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
-from ajet.system.service_loop import ServiceLoop
 from ajet.task_reader.task_reader_base import TaskStream
+from ajet.task_runner.runtime import ServiceLoop
 
 STEPS = 6
 

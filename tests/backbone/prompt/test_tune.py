@@ -183,7 +183,7 @@ def proposes_nonsense(request: Request) -> str:
 def test_a_quiet_search_that_fails_carries_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: Any, proposer: Any, keys: dict[str, Any], says: str
 ) -> None:
-    monkeypatch.setattr("ajet.task_judge.helper.model.MAX_RETRIES", 0)
+    monkeypatch.setattr("ajet.task_judge.helper.MAX_RETRIES", 0)
     small = {"rollout": {"max_model_len": 256}, "data": {"max_prompt_length": 128, "max_response_length": 64}}
     trainer = Trainer(
         {**small, **keys, "prompt_tuning.proposer": proposer, "prompt_tuning.rounds": 1},

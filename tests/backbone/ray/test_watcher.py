@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ajet.backbone.metrics import from_verl
 from ajet.backbone.ray.watcher import LEFT_OUT, ChildLog, MetricsTail
-from ajet.observe.metric_names import from_verl
 
 
 def test_a_metrics_line_counts_when_it_is_whole(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from ajet.backbone.episode_metrics import episode_metrics
+from ajet.backbone.metrics import episode_metrics
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.viewer.library import Library
 from ajet.observe.viewer.pages import Access

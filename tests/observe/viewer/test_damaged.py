@@ -112,5 +112,5 @@ def test_a_damaged_episode_fails_alone(experiments: Path, tmp_path: Path) -> Non
         connection.execute("UPDATE body SET data = x'00ff' WHERE id = 1")
     visitor = sign_in(tmp_path)
     answer = visitor.get(f"/api/x/math-agent/episode/{first}")
-    assert answer.status_code == 500 and f"the record of episode '{first}' is damaged" in answer.json()["error"]
+    assert answer.status_code == 500 and f"episode '{first}': the episode record is damaged" in answer.json()["error"]
     assert visitor.get(f"/api/x/math-agent/episode/{second}").status_code == 200

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.ray.verl.engine import ServerEngine, ServerKind
+from ajet.backbone.ray.engine import ServerEngine, ServerKind
 from ajet.engine.base import Engine
 from ajet.schema.chat import GenerateRequest, Sampling
 from ajet.schema.errors import EngineError, GenerationTimeoutError

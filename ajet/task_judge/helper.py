@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ajet.schema.chat import Message
 from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.schema.printable import encodable_values
-from ajet.task_judge.helper.answers import SHOWN, AnswerCache, WrongAnswer
+from ajet.task_judge.helper_answers import SHOWN, AnswerCache, WrongAnswer
 
 if TYPE_CHECKING:
     import openai

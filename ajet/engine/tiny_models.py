@@ -1,7 +1,7 @@
-"""Sizes and weights of the tiny models, written as ordinary Hugging Face folders.
+"""The `tiny:` models: small, deterministic, built offline. For tests, for teaching, and to try a workflow.
 
-Weights are drawn tensor by tensor, in the order of their names, from one fixed seed: they are the same in every process
-and under every version of transformers.
+Sizes and weights, written as ordinary Hugging Face folders. Weights are drawn tensor by tensor, in the order of their
+names, from one fixed seed: they are the same in every process and under every version of transformers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.engine.tiny.tokenizer import (
+from ajet.engine.tiny_tokenizer import (
     END_OF_TEXT,
     MESSAGE_END,
     TOKENIZER_VERSION,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ajet.system import service_loop
-from ajet.system.service_loop import ServiceLoop
+from ajet.task_runner import runtime
+from ajet.task_runner.runtime import ServiceLoop
 
 
 def test_work_runs_in_the_loops_thread_and_ends_with_it() -> None:
@@ -32,7 +32,7 @@ def test_an_interrupted_wait_cancels_the_work(monkeypatch: pytest.MonkeyPatch) -
         assert started.wait(5)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(service_loop, "wait_for", interrupted)
+    monkeypatch.setattr(runtime, "wait_for", interrupted)
     service = ServiceLoop()
     service.start()
 

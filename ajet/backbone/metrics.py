@@ -1,4 +1,4 @@
-"""Metrics of a batch of episodes, under the names all backbones use.
+"""Metrics under the names that all backbones share: those of a batch of episodes, and the translations into them.
 
 An episode is *usable* if it has a reward: the one it earned, or the one that `failure_reward` gives it. Rewards,
 returns and successes are those of usable episodes; the share of the others stands beside them.
@@ -16,17 +16,20 @@ returns and successes are those of usable episodes; the share of the others stan
 | `masked/…`, `dropped/…`, `fork/…` | tokens without loss by reason; calls that could not extend another, by reason |
 | `time/…`, `user/…` | mean seconds of each phase of an episode; the workflow's own `log_metrics` |
 | `tag/<tag>/return`, `…/reward`, `…/success` | by task tag |
+| `train/…` | loss, policy_loss, kl, entropy, clip_fraction, grad_norm, lr, staleness, sampler_gap, packing_ratio |
+| `time/…` | seconds of a step and its phases: step, rollout, judge, train, sync, checkpoint |
+| `perf/…` | tokens_per_second, memory_gb |
+| `val/…` | a validation's metrics, under the same names |
 
-Trainers add `train/…` (loss, kl, entropy, clip_fraction, grad_norm, lr, staleness, packing_ratio), `perf/…`
-(tokens_per_second, memory_gb) and the step's own `time/step`, `time/rollout`, `time/judge`, `time/train`, `time/sync`.
-Validation uses the same names under `val/`.
+A metric of verl's or Trinity's without a shared name keeps its own, under `verl/` or `trinity/`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ajet.observe.metrics import aggregate_log_metrics
 from ajet.schema.episode import ROOT, Episode, EpisodeStatus
@@ -194,3 +197,88 @@ def _by_tag(counted: Sequence[Episode], threshold: float) -> dict[str, float]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+# ---------------------------------------------------------------- translations
+
+
+STEP = {
+    "return/mean": "train/return/mean",
+    "reward/mean": "train/reward/mean",
+    "success/rate": "train/success",
+    "loss/total": "train/loss",
+    "loss/kl": "train/kl",
+    "loss/entropy": "train/entropy",
+    "loss/clip_fraction": "train/clip_fraction",
+    "tokens/packing_ratio": "train/packing_ratio",
+}
+"""Metrics of a training step's episodes and of the embedded trainer that also appear under a shared name."""
+
+VERL = {
+    "actor/loss": "train/loss",
+    "actor/pg_loss": "train/policy_loss",
+    "actor/kl_loss": "train/kl",
+    "actor/entropy": "train/entropy",
+    "actor/clip_fraction": "train/clip_fraction",
+    "actor/grad_norm": "train/grad_norm",
+    "actor/lr": "train/lr",
+    "training/rollout_probs_diff_max": "train/sampler_gap",
+    "training/off_policy/trajectory_staleness/mean": "train/staleness",
+    "timing_s/step": "time/step",
+    "timing_s/gen": "time/rollout",
+    "timing_s/update_actor": "time/train",
+    "timing_s/update_weights": "time/sync",
+    "timing_s/save_checkpoint": "time/checkpoint",
+    "perf/throughput": "perf/tokens_per_second",
+}
+KEPT_BY_VERL = ("return/", "reward/", "success/", "episode/", "groups/", "status/", "outcome/", "failure/",
+                "masked/", "dropped/", "fork/", "time/", "user/", "tag/", "val/", "credit/", "train/")  # fmt: skip
+"""Prefixes of names that reach verl from our sampler and collector, and come back as they are."""
+
+TRINITY = {
+    "loss/total": "train/loss",
+    "loss/policy": "train/policy_loss",
+    "loss/kl": "train/kl",
+    "loss/entropy": "train/entropy",
+    "loss/clip_fraction": "train/clip_fraction",
+    "loss/sampler_gap_max": "train/sampler_gap",
+    "actor/final_loss": "train/loss",
+    "actor/pg_loss": "train/policy_loss",
+    "actor/kl_loss": "train/kl",
+    "actor/entropy": "train/entropy",
+    "actor/clip_fraction": "train/clip_fraction",
+    "actor/grad_norm": "train/grad_norm",
+    "actor/lr": "train/lr",
+    "time/train_step": "time/train",
+    "time/sync_weight": "time/sync",
+    "time/save_checkpoint": "time/checkpoint",
+    "explorer/time/wait_explore_step": "time/rollout",
+    "perf/throughput": "perf/tokens_per_second",
+}
+KEPT_BY_TRINITY = ("train/", "tokens/", "loss/", "time/step", "time/update", "time/logprobs", "time/train_", "pack/",
+                   "perf/")  # fmt: skip
+"""Prefixes of names that reach Trinity from our trainer, and come back as they are."""
+
+
+def step_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return those of a training step's metrics that have a shared name, under that name."""
+    return {shared: metrics[own] for own, shared in STEP.items() if own in metrics}
+
+
+def from_verl(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Translate one line of verl's metrics file; text is left out."""
+    numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
+    return _renamed(numbers, VERL, KEPT_BY_VERL, "verl/")
+
+
+def from_trinity(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Translate one line of Trinity's metrics."""
+    return _renamed(metrics, TRINITY, KEPT_BY_TRINITY, "trinity/")
+
+
+def _renamed(
+    metrics: Mapping[str, float], names: Mapping[str, str], kept: tuple[str, ...], prefix: str
+) -> dict[str, float]:
+    return {
+        names.get(key) or (key if key.startswith(kept) else f"{prefix}{key}"): value for key, value in metrics.items()
+    }

@@ -12,15 +12,8 @@ from typing import Any
 
 import pytest
 
-from ajet.task_judge.helper import (
-    AnswerCache,
-    Asker,
-    HelperError,
-    HelperModel,
-    UnusableAnswerError,
-    WrongAnswer,
-    read_json,
-)
+from ajet.task_judge.helper import Asker, HelperError, HelperModel, UnusableAnswerError
+from ajet.task_judge.helper_answers import AnswerCache, WrongAnswer, read_json
 from support.http_server import Answer, Server
 
 ASK = [{"role": "user", "content": "How good is it?"}]

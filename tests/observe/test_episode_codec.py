@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from ajet.observe.episode_codec import decode_episode, encode_episode
 from ajet.schema.chat import Sampling
-from ajet.schema.codec import decode_episode, decode_tree, encode_episode, encode_tree
 from ajet.schema.episode import (
     Call,
     CallTree,
@@ -84,16 +86,21 @@ def test_a_user_s_own_objects_in_metadata_are_kept_as_data_or_text() -> None:
     assert metadata["array"] == [0, 1, 2] and metadata["number"] == 0.5 and "x" in metadata["path"]
 
 
+def packed(record: Any) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(record))
+
+
 def test_every_damaged_record_is_an_error_with_a_name() -> None:
-    data = encode_tree(tree())
-    for cut in range(0, len(data), 7):
-        with pytest.raises(EpisodeFormatError):
-            decode_tree(data[:cut])
-    for wrong in (b"", b"text", msgspec.msgpack.encode([1]), msgspec.msgpack.encode({"format": 1})):
+    data = encode_episode(episode())
+    inner = zlib.decompress(data)
+    damaged = [data[:cut] for cut in range(0, len(data), 7)]
+    damaged += [zlib.compress(inner[:cut]) for cut in range(0, len(inner), 7)]
+    damaged += [b"", b"text", inner, packed([1]), packed({"format": 1})]
+    for wrong in damaged:
         with pytest.raises(EpisodeFormatError):
             decode_episode(wrong)
     with pytest.raises(EpisodeFormatError, match="update ajet"):
-        decode_tree(msgspec.msgpack.encode({"format": 99}))
+        decode_episode(packed({"format": 99}))
 
 
 @pytest.mark.parametrize(
@@ -101,10 +108,10 @@ def test_every_damaged_record_is_an_error_with_a_name() -> None:
     [("parents", [-1, 5, 0, 1]), ("run_calls", [-1, 0, 9, -1]), ("lengths", [3, 2, 2, 2]), ("ids", b"123")],
 )
 def test_a_record_with_dangling_references_is_refused(column: str, value: object) -> None:
-    record = msgspec.msgpack.decode(encode_tree(tree()))
-    record["tree"][column] = value
+    record = msgspec.msgpack.decode(zlib.decompress(encode_episode(episode())))
+    record["episode"]["tree"][column] = value
     with pytest.raises(EpisodeFormatError, match="damaged"):
-        decode_tree(msgspec.msgpack.encode(record))
+        decode_episode(packed(record))
 
 
 def test_isomorphic_sees_what_was_sampled_and_not_the_order() -> None:

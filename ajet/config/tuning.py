@@ -1,12 +1,16 @@
-"""`ajet.trainer_common`: how weights are updated, saved and validated."""
+"""What is tuned, and how: weights (`ajet.trainer_common`) and prompt templates (`ajet.prompt_tuning`).
+
+Every workflow is given its templates by name, whether they are tuned or not.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from ajet.config.kinds import EstimatorName, LossName, TrackerName
+from ajet.config.kinds import EstimatorName, LossName, OptimiserName, ProposerName, TrackerName
 from ajet.config.section import (
     AboveZero,
     Count,
@@ -17,6 +21,7 @@ from ajet.config.section import (
     Real,
     Section,
     Share,
+    Temperature,
 )
 
 
@@ -273,3 +278,116 @@ class TrainerCommonConfig(Section):
     """What is moved to main memory while not needed."""
     ulysses_sequence_parallel_size: Positive = 1
     """GPUs that share one sequence."""
+
+
+class TemplateConfig(Section):
+    """One prompt template: its text, or a file that holds it."""
+
+    text: str | None = None
+    file: str | None = None
+    engine: Literal["f-string", "jinja"] = "f-string"
+    """How placeholders are written: `{name}`, or Jinja's `{{ name }}`."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TemplateConfig:
+        if (self.text is None) == (self.file is None):
+            raise PydanticCustomError("template", "should have either `text` or `file`")
+        return self
+
+
+class APOConfig(Section):
+    """`ajet.prompt_tuning.apo`: criticism of episodes, edits that answer it, and a beam of the best."""
+
+    beam_width: Positive = 4
+    """Candidates that survive a round."""
+    branch_factor: Positive = 4
+    """Criticisms, and so edits, of each survivor in a round."""
+    critique_batch: Positive = 4
+    """Search tasks whose episodes one criticism reads."""
+    score_batch: Positive = 16
+    """Validation tasks, the same for all, on which the candidates of a round are compared."""
+
+
+class GEPAConfig(Section):
+    """`ajet.prompt_tuning.gepa`: reflective mutation on a Pareto front, by the `gepa` package."""
+
+    minibatch: Positive = 3
+    """Search tasks on which a mutation must beat its parent before it is validated."""
+    merges: Count = 5
+    """Most merges of two candidates of the front. 0: none."""
+    selection: Literal["pareto", "current_best", "epsilon_greedy", "top_k_pareto"] = "pareto"
+    """How the parent of a mutation is chosen."""
+    perfect_score: float = 1.0
+    """A reward that leaves nothing to learn: a parent that earns it on the whole minibatch isn't mutated."""
+
+
+class BestOfConfig(Section):
+    """`ajet.prompt_tuning.best_of`: rewrites that look at no episode; the baseline."""
+
+    proposals: Positive = 4
+    """Rewrites in a round. Each is tried on all validation tasks."""
+
+
+class TokenPriceConfig(Section):
+    """`ajet.prompt_tuning.budget.price_per_million`: the price of a million tokens of the tuned model."""
+
+    input: NonNegative = 0.0
+    """Of prompt tokens, in any currency."""
+    output: NonNegative = 0.0
+    """Of sampled tokens."""
+
+
+class SearchBudgetConfig(Section):
+    """`ajet.prompt_tuning.budget`: what a search may spend. What has begun when a limit is reached still finishes."""
+
+    episodes: Positive | None = None
+    """Most episodes, the confirmation included. null: no limit."""
+    tokens: Positive | None = None
+    """Most tokens, prompts and replies, of episodes and proposer together. null: no limit."""
+    money: AboveZero | None = None
+    """Most that they may cost: the tuned model by `price_per_million`, the helper by `ajet.helper.price_per_million`.
+    null: no limit."""
+    price_per_million: TokenPriceConfig = TokenPriceConfig()
+    """The price of a million tokens of the tuned model."""
+    seconds: AboveZero | None = None
+    """Longest time, over all resumes. null: no limit."""
+
+
+class PromptTuningConfig(Section):
+    """`ajet.prompt_tuning`: prompt templates, and how `--backbone=prompt` tunes them."""
+
+    templates: dict[str, str | TemplateConfig] = {}
+    """First texts by name, for `tuner.prompt("name")`: a text, or `{text: …}` or `{file: …}` with `engine: f-string |
+    jinja`. A file is looked up as any other."""
+    tune: Literal["together", "in_turn"] = "together"
+    """Several templates: each proposal may change all of them, or one template changes in each round."""
+    algorithm: OptimiserName = "apo"
+    """`apo`, `gepa`, `best_of`, or `module->Class`: an algorithm of your own."""
+    proposer: ProposerName = "helper"
+    """Who writes proposals: the `helper` model of `ajet.helper`, the `tuned` model itself, or `module->function`."""
+    proposer_temperature: Temperature = 1.0
+    """Of the model that writes proposals."""
+    proposer_timeout: AboveZero = 300.0
+    """Seconds that one answer of the proposer may take, with what its client retries. A question that takes longer has
+    failed; if all of a round fail, the search ends with an error, and the same command goes on from there."""
+    rounds: Positive | None = None
+    """Most rounds. null: the algorithm's own number (apo 3, gepa 30, best_of 3)."""
+    repeats: Positive = 1
+    """Episodes of each candidate on each task."""
+    validation_tasks: Positive | None = None
+    """Most tasks on which candidates are validated. null: all that aren't kept for the confirmation."""
+    confirmation_tasks: Count | None = None
+    """Tasks that no candidate sees until the search is over; then the best and the first template are compared on them.
+    0: none. null: half of the validation split, or a quarter of the tasks if there is no such split."""
+    max_template_length: Positive = 20000
+    """Most characters of a proposed template."""
+    proposal_retries: Count = 2
+    """How often the proposer is asked again, after a proposal that is refused."""
+    apo: APOConfig = APOConfig()
+    """Keys of `algorithm: apo`."""
+    gepa: GEPAConfig = GEPAConfig()
+    """Keys of `algorithm: gepa`."""
+    best_of: BestOfConfig = BestOfConfig()
+    """Keys of `algorithm: best_of`."""
+    budget: SearchBudgetConfig = SearchBudgetConfig()
+    """What a search may spend."""

@@ -1,1 +1,0 @@
-"""Names that files of older versions import, bound to our own parts."""
