@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
@@ -121,9 +121,13 @@ def overview(experiment: Experiment) -> dict[str, Any]:
     none: list[Finding] = []
     health = [finding for check in HEALTH for finding in reading.part(partial(check, experiment, figures), none)]
     tasks = reading.part(lambda: _tasks(experiment), nothing)
+    judged = verdict(figures)
+    if experiment.prompts.exists:
+        found = Finding("quiet", "The run searches for prompt templates. Its candidates have a page.", "candidates")
+        judged = replace(judged, because=[found, *judged.because])
     problems = [*filter(None, [columns["problem"]]), *reading.problems]
     return {
-        "verdict": verdict(figures),
+        "verdict": judged,
         "health": [*(Finding("bad", problem) for problem in problems), *health],
         "totals": _totals(figures),
         "phases": {phase: total for phase in _PHASES if (total := figures.total(f"time/{phase}"))},
@@ -137,7 +141,7 @@ def overview(experiment: Experiment) -> dict[str, Any]:
 def verdict(figures: Figures) -> Verdict:
     """Judge by validation where there are two of them or more, else by the training reward."""
     if not figures.any:
-        return Verdict("quiet", "No step has finished yet")
+        return Verdict("quiet", "No step has finished yet", [Finding("quiet", "The charts begin with the first step.")])
     validation, training = figures.of(*_VALIDATIONS), figures.of(*_RETURNS)
     because = [*_of_validation(validation), *_of_training(training, figures), *_of_groups(figures)]
     trained = _trend(training, figures.window)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.observe.line_file import open_regular
+from ajet.observe.run_files import open_regular
 
 Values: TypeAlias = NDArray[np.float64]
 """One number for each step; NaN where a step has none."""
