@@ -24,7 +24,7 @@ from ajet.engine.torch.commands import TorchEngineSettings
 from ajet.engine.torch.engine import TorchEngine
 from ajet.schema.chat import GenerateRequest, Sampling
 from ajet.schema.episode import CallTree
-from ajet.trainer.credit.weights import CallCredit, EpisodeCredit
+from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit
 from ajet.trainer.executor import check_trees, tree_support
 from ajet.trainer.forward import PackForward, RowForward
 from ajet.trainer.loss import LossSettings

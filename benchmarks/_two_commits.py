@@ -41,14 +41,20 @@ def checkout(commit: str, folder: Path) -> Path:
 
 def run(name: str, tree: Path, kept: Path) -> dict[str, float]:
     """One run's wall and CPU seconds, and what it printed of itself."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "benchmarks")]), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "benchmarks")]),
+        "OMP_NUM_THREADS": "1",
+    }
     with tempfile.TemporaryDirectory() as fresh:
         command = [part.format(kept=kept, fresh=fresh) if "{" in part else part for part in COMMANDS[name]]
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
         wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
-        raise SystemExit(f"{name} of {tree.name} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        raise SystemExit(
+            f"{name} of {tree.name} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        )
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"wall": wall, "cpu": cpu, **printed(name, done.stdout)}
 

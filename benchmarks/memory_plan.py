@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from tree_training import group
 
 from ajet.engine.quantization import quantise
-from ajet.trainer.credit.weights import CallCredit, EpisodeCredit
+from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit
 from ajet.trainer.executor import Chosen
 from ajet.trainer.footprint import Pass, training_bytes
 from ajet.trainer.forward import BestForward

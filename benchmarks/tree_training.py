@@ -25,7 +25,7 @@ import torch
 from common import RESULTS, write_result
 
 from ajet.schema.episode import ROOT, Call, CallTree, Run
-from ajet.trainer.credit.weights import CallCredit, EpisodeCredit
+from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit
 from ajet.trainer.executor import CostModel, plan
 from ajet.trainer.forward import BestForward, Forward, RowForward
 from ajet.trainer.pack import Item, Layout, Pack, items_of, make_packs

@@ -1,13 +1,32 @@
-"""The memory plan on the terminal: for `ajet validate --plan`, and before a run begins."""
+"""What a memory plan says to a person: on the terminal, for `ajet validate --plan` and before a run begins.
+
+If more memory is needed than there is, it says what to change in the configuration, the cheapest first.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from ajet.backbone.memory_plan import (
+    GIB,
+    Device,
+    MemoryPlan,
+    PlanChange,
+    amount,
+    has_shape,
+    kv_bytes_per_token,
+    longest_pack,
+    meta_model,
+    plan_memory,
+)
+from ajet.backbone.training_settings import logits_chunk
+from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ajet.backbone.memory_plan import Device
     from ajet.config import BackboneName, Config
 
 log = logging.getLogger("ajet.backbone.memory")
@@ -18,8 +37,6 @@ SMALL_BYTES = 100 * 2**20
 
 def show_plan(config: Config, backbone: BackboneName, gpu: float | None) -> list[str]:
     """Print the plan for this machine, or for a GPU of so many GiB. Returns what is wrong."""
-    from ajet.backbone.memory_changes import changes_that_help
-    from ajet.backbone.memory_plan import GIB, Device, plan_memory
     from ajet.schema.install import require_training
 
     require_training("a memory plan")
@@ -41,9 +58,6 @@ def show_plan(config: Config, backbone: BackboneName, gpu: float | None) -> list
 
 def announce_plan(config: Config, backbone: BackboneName) -> None:
     """A run's first lines. Raises a `ConfigError` if the model can't fit, whatever the batch."""
-    from ajet.backbone.memory_changes import changes_that_help, refuse_if_hopeless
-    from ajet.backbone.memory_plan import Device, plan_memory
-
     device = Device.here(backbone)
     if backbone != "local" or not _is_worth_it(config, device):
         return
@@ -67,8 +81,6 @@ def _is_worth_it(config: Config, device: Device) -> bool:
 
 
 def _no_plan(config: Config, backbone: BackboneName, device: Device) -> str:
-    from ajet.backbone.memory_plan import has_shape
-
     if backbone not in ("local", "verl", "trinity") or config.ajet.trainer_common.val_only:
         return f"memory: not planned, because {backbone} trains no weights here"
     if has_shape(config, device):
@@ -77,3 +89,92 @@ def _no_plan(config: Config, backbone: BackboneName, device: Device) -> str:
         f"memory: not planned, because no config.json of {config.ajet.model.path} is at hand: put its folder into "
         "ajet.model.path, or load it once"
     )
+
+
+EIGHT_BITS, MASTER, OFFLOAD, KL_TERM = "state_bits", "master", "optimizer_offload", "use_kl_loss"
+CONVERSATIONS = 8
+"""Conversations of full length for which a smaller KV cache that is proposed has room."""
+
+
+def changes_that_help(config: Config, backbone: BackboneName, device: Device, plan: MemoryPlan) -> list[PlanChange]:
+    """What to change until it fits, the cheapest first, each together with those before it."""
+    present = config.model_copy(deep=True)
+    best = plan.total
+    found: list[PlanChange] = []
+    for key, value in _remedies(config, backbone, device):
+        trial = present.model_copy(deep=True)
+        _set(trial, key, value)
+        now = plan_memory(trial, backbone, device)
+        if now is None or now.total >= best:
+            continue
+        present, best = trial, now.total
+        found.append(PlanChange(f"{key}: {str(value).lower()}", best))
+        if now.fits:
+            break
+    if present.ajet.model.lora.enabled:  # whose reference is the base model: the KL term takes nothing
+        found = [change for change in found if not change.key.endswith(KL_TERM)]
+    if any(change.key.endswith(OFFLOAD) for change in found):
+        found = [change for change in found if not change.key.endswith((EIGHT_BITS, f".{MASTER}"))]
+    last = {change.key: change for change in found}  # 8192 in place of 16384
+    return [change for change in found if last[change.key] is change]
+
+
+def refuse_if_hopeless(plan: MemoryPlan, changes: list[PlanChange]) -> None:
+    """Raise if the run can't fit, whatever its batches."""
+    if not plan.hopeless:
+        return
+    fixed = sum(part.size for part in plan.parts if part.fixed)
+    capacity = plan.device.capacity or 0
+    place = "the GPU" if plan.device.kind == "cuda" else "this machine"
+    advice = "choose a smaller model, or more GPUs with --backbone=verl"
+    if changes and changes[-1].total <= capacity:
+        advice = f"set {', '.join(change.keys for change in changes)}"
+    raise ConfigError(
+        f"ajet.model.path: {plan.title.removeprefix('memory: ')}, does not fit: weights, gradients and optimiser alone "
+        f"take {amount(fixed).strip()}, and {place} has {amount(capacity).strip()}: {advice}"
+    )
+
+
+def _remedies(config: Config, backbone: BackboneName, device: Device) -> Iterator[tuple[str, Any]]:
+    """Keys and values to set; the cheapest first."""
+    ajet = config.ajet
+    rollout = ajet.rollout
+    local = backbone == "local"
+    if logits_chunk(config) == 0:
+        yield "trainer_common.logits_chunk", "auto"
+    if local and rollout.engine == "torch":
+        yield "rollout.kv_cache_gb", max(1, round(CONVERSATIONS * kv_of_one(config, device) / 1e9))
+    if local and rollout.engine == "vllm":
+        yield "rollout.vllm.sleep", True
+    if backbone != "trinity":
+        yield "trainer_common.gradient_checkpointing", True
+    tokens = longest_pack(config, device) if local else 16384
+    for part in (2, 4, 8):
+        if tokens // part >= rollout.max_model_len:
+            yield f"trainer_common.{'max_tokens_per_step' if local else 'micro_tokens'}", tokens // part
+    if device.kind == "cuda":
+        if local:
+            yield f"trainer_common.optim.{EIGHT_BITS}", 8
+            yield f"trainer_common.optim.{MASTER}", "none"
+        yield f"trainer_common.fsdp_config.{OFFLOAD}", True
+    if not ajet.model.lora.enabled:
+        yield f"trainer_common.{KL_TERM}", False
+        yield "model.lora.enabled", True
+    if local and rollout.engine == "torch":
+        yield "model.lora.base_bits", 4
+    if device.kind == "cpu":
+        yield "model.dtype", "bfloat16"
+
+
+def _set(config: Config, key: str, value: Any) -> None:
+    group, _, name = f"ajet.{key}".rpartition(".")
+    setattr(attrgetter(group)(config), name, value)
+    if name == OFFLOAD:  # whose state has 32 bits
+        config.ajet.trainer_common.optim.state_bits = 32
+        config.ajet.trainer_common.optim.master = "float32"  # in main memory there is room for it
+
+
+def kv_of_one(config: Config, device: Device) -> int:
+    """Keys and values of one conversation of full length."""
+    model = meta_model(config, device)
+    return 0 if model is None else kv_bytes_per_token(model) * config.ajet.rollout.max_model_len

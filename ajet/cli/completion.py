@@ -11,10 +11,9 @@ import re
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from importlib import import_module
 
 from ajet.backbone.launch import build_parser
-from ajet.cli.main import COMMANDS
+from ajet.cli.main import COMMANDS, function_of
 from ajet.system.command_line import CommandParser
 
 NAMES_A_RUN = ("chat", "compare", "export", "report", "serve", "view")
@@ -124,6 +123,6 @@ def _words_of(command: str) -> list[str]:
     """A command's flags and fixed words, as its own help lists them."""
     said = io.StringIO()
     with redirect_stdout(said), redirect_stderr(said), suppress(SystemExit):
-        import_module(f"ajet.cli.{command}").run(["--help"])
+        function_of(command)(["--help"])
     flags = sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", said.getvalue())))
     return [*FIXED_WORDS.get(command, ()), *flags]

@@ -1,9 +1,9 @@
 """`ajet`: finds the subcommand and imports nothing else, so `ajet --help` is quick. `interruption` is Ctrl-C's way
 out.
 
-A subcommand is a module `ajet/cli/<name>.py` with `run(argv) -> int`, and a line in `COMMANDS`. Without one, `ajet
---conf …` runs a job (`ajet/backbone/launch.py`). Exit codes: 0 done, 1 failed, 2 something the user can correct,
-130 interrupted.
+A subcommand is a module `ajet/cli/<name>.py` with `run(argv) -> int`, and a line in `COMMANDS`; small ones share a
+module with another, and their line names the function. Without a subcommand, `ajet --conf …` runs a job
+(`ajet/backbone/launch.py`). Exit codes: 0 done, 1 failed, 2 something the user can correct, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +23,8 @@ from ajet.schema import __version__
 if TYPE_CHECKING:
     import asyncio
 
+Run = Callable[[Sequence[str]], int]
+"""A command: takes its arguments, returns the exit code."""
 POOL_THREADS = ("asyncio_", "ThreadPoolExecutor-")
 """How the names of executors' threads begin."""
 EXIT_S = 3.0
@@ -34,20 +36,22 @@ class Command(NamedTuple):
 
     usage: str
     summary: str
+    function: str = ""
+    """`module.function` in `ajet/cli/`, if it isn't the `run` of the module with the command's name."""
 
 
 COMMANDS = {
-    "init": Command("NAME", "create a new project that runs as it is"),
+    "init": Command("NAME|--skill", "create a new project that runs as it is, or a skill for coding agents"),
     "tune": Command("CONF", "tune prompt templates, then train the weights with the best of them"),
     "validate": Command("CONF", "check a config and show what would run"),
     "migrate": Command("FILE", "write another system's configuration as ours, key by key"),
     "doctor": Command("", "check this machine and its packages, and suggest fixes"),
-    "schema": Command("", "print the JSON schema of configs, for editors"),
+    "schema": Command("", "print the JSON schema of configs, for editors", "config.schema"),
     "config": Command("show|schema|docs", "the resolved config, the JSON schema, the documentation"),
     "runs": Command("[FOLDER]", "list runs, how far they are and how well they do"),
-    "compare": Command("RUN RUN …", "show where runs differ, in results and config"),
+    "compare": Command("RUN RUN …", "show where runs differ, in results and config", "runs.compare"),
     "view": Command("[EXPERIMENT]", "show runs and episodes in the browser"),
-    "report": Command("EXPERIMENT", "write one HTML file about a run"),
+    "report": Command("EXPERIMENT", "write one HTML file about a run", "runs.report"),
     "eval": Command("CONF", "validate a model or checkpoint without training"),
     "rollout": Command("…", "run a ready agent on a file of tasks, with any model, without training"),
     "export": Command("…", "export a run's weights, episodes or prompt templates"),
@@ -57,10 +61,10 @@ COMMANDS = {
     "env": Command("serve TARGET", "serve environments over HTTP, each in a process of its own"),
     "store": Command("--path FILE|--postgres URL", "serve a rollout store: a queue, attempts, spans, resources"),
     "tasks": Command("generate CONF --out FILE", "have tasks written or collected, and save them"),
-    "rubrics": Command("make CONF", "have a model write the rubrics of a judge from graded examples"),
+    "rubrics": Command("make CONF", "have a model write the rubrics of a judge from graded examples", "tasks.rubrics"),
     "runner": Command("--connect URL", "run episodes of a training run elsewhere, with this machine's workflow"),
     "agentops": Command("[--out FILE|--store URL]", "receive the spans of programs instrumented with AgentOps"),
-    "vllm": Command("serve MODEL", "start a vLLM server with the settings ajet needs"),
+    "vllm": Command("serve MODEL", "start a vLLM server with the settings ajet needs", "serve.vllm"),
     "completion": Command("bash|zsh|fish", "print a script with which the shell completes commands"),
 }
 """Subcommands by name."""
@@ -144,7 +148,7 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     first = arguments[0]
     if first in COMMANDS:
-        return _run(f"ajet.cli.{first}", arguments[1:])
+        return _run(lambda: function_of(first), arguments[1:])
     if not first.startswith("-") and "=" not in first:
         near = get_close_matches(first, COMMANDS, n=1)
         if first.endswith((".yaml", ".yml")):
@@ -156,11 +160,18 @@ def _dispatch(arguments: list[str]) -> int:
         from ajet.system.command_line import fail
 
         return fail(f"unknown command {first!r}\n    {hint}")
-    return _run("ajet.backbone.launch", arguments)
+    return _run(lambda: import_module("ajet.backbone.launch").run, arguments)
 
 
-def _run(module: str, arguments: list[str]) -> int:
-    """Run a command. What the user can correct becomes one message and exit code 2."""
+def function_of(command: str) -> Run:
+    """Import what runs a subcommand."""
+    module, _, function = (COMMANDS[command].function or f"{command}.run").partition(".")
+    run: Run = getattr(import_module(f"ajet.cli.{module}"), function)
+    return run
+
+
+def _run(find: Callable[[], Run], arguments: list[str]) -> int:
+    """Find what runs a command, and run it. What the user can correct becomes one message and exit code 2."""
     from ajet.schema.errors import UserError
     from ajet.schema.install import missing_packages_named
     from ajet.system.command_line import fail, show_errors_as_asked
@@ -168,7 +179,7 @@ def _run(module: str, arguments: list[str]) -> int:
     show_errors_as_asked(arguments)
     try:
         with missing_packages_named("this"):
-            code: int = import_module(module).run(arguments)
+            code = find()(arguments)
     except UserError as error:
         return fail(str(error), error.exit_code)
     except OSError as error:

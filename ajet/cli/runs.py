@@ -1,4 +1,4 @@
-"""`ajet runs [FOLDER]`: the runs in a folder, the latest first: how far they are and how well they do."""
+"""`ajet runs`, `ajet compare` and `ajet report`: what runs came to, as a table, side by side, or as one HTML file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet.schema.printable import printable
 from ajet.system.command_line import CommandParser
+
+if TYPE_CHECKING:
+    from ajet.observe.viewer import Experiment
 
 GAP = "  "
 LEAST = 8
@@ -61,7 +64,7 @@ def _fitting(widths: list[int], heads: list[int], room: int) -> list[int]:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print a table."""
+    """`ajet runs [FOLDER]`: the runs in a folder, the latest first: how far they are and how well they do."""
     parser = CommandParser("ajet runs", description="List runs, the latest first.")
     parser.add_argument("folder", nargs="?", type=Path, help="a folder of experiments (default: saved_experiments)")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
@@ -124,3 +127,74 @@ def ago(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)} {unit} ago"
     return "just now"
+
+
+RESULTS = (
+    ("return, first step", "return/mean", 0),
+    ("return, last step", "return/mean", -1),
+    ("failed, last step", "episode/failed_share", -1),
+    ("success, last step", "success/rate", -1),
+    ("validation, first", "val/return/mean", 0),
+    ("validation, last", "val/return/mean", -1),
+    ("validation, failed", "val/failed_share", -1),
+    ("loss, last step", "train/loss", -1),
+)
+"""Label, metric, and which of its values."""
+
+
+def compare(argv: Sequence[str]) -> int:
+    """`ajet compare RUN RUN …`: the results of runs side by side, and the config keys in which they differ."""
+    parser = CommandParser("ajet compare", description="The results of runs, and the config keys in which they differ.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="an experiment's folder, or its name")
+    arguments = parser.parse_args(argv)
+    if len(arguments.runs) < 2:
+        parser.error("ajet compare RUN RUN: at least two runs")
+
+    from ajet.cli.view import opened_experiment
+    from ajet.observe.viewer import differences, differently_judged
+
+    experiments = [opened_experiment(given) for given in arguments.runs]
+    _show_beside("results", experiments, [(label, _values(experiments, name, at)) for label, name, at in RESULTS])
+    print()
+    different = list(differences(experiments).items())
+    if different:
+        _show_beside("config", experiments, different)
+    else:
+        print("their configs are the same")
+    if why := differently_judged(experiments):
+        print(f"\n{why}", file=sys.stderr)
+    return 0
+
+
+def _values(experiments: Sequence[Experiment], metric: str, index: int) -> list[str]:
+    found = []
+    for experiment in experiments:
+        values = [value for value in experiment.metrics()["series"].get(metric, []) if value is not None]
+        found.append(number(values[index] if values else None))
+    return found
+
+
+def _show_beside(title: str, experiments: Sequence[Experiment], rows: Sequence[tuple[str, list[str]]]) -> None:
+    here = f"{Path.cwd()}{os.sep}"
+    table = [
+        [label.removeprefix("ajet."), *(value.replace(here, "") for value in values)]
+        for label, values in rows
+        if set(values) != {"–"}
+    ]
+    print_table([title, *(experiment.name for experiment in experiments)], table)
+
+
+def report(argv: Sequence[str]) -> int:
+    """`ajet report EXPERIMENT`: one HTML file (and PNG plots) about a run, to send to a colleague."""
+    parser = CommandParser("ajet report", description="One self-contained HTML file about a run, and its plots.")
+    parser.add_argument("experiment", type=Path, help="an experiment's folder, or its name in saved_experiments")
+    parser.add_argument("-o", "--output", type=Path, help="the HTML file (default: report.html in the experiment)")
+    arguments = parser.parse_args(argv)
+
+    from ajet.cli.view import opened_experiment
+    from ajet.observe.viewer import write_report
+
+    experiment = opened_experiment(arguments.experiment)
+    written = write_report(experiment, arguments.output or experiment.path / "report.html")
+    print(f"{written[0]}\n{len(written) - 1} plots in {written[0].with_name(written[0].stem + '_plots')}")
+    return 0

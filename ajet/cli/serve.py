@@ -1,10 +1,14 @@
-"""`ajet serve TARGET`: offer a model or checkpoint as an OpenAI- and Anthropic-compatible endpoint."""
+"""`ajet serve` and `ajet vllm serve`: a model over HTTP, by our gateway or by a server of vLLM's."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import hmac
+import os
+import shlex
+import subprocess
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,8 +24,10 @@ if TYPE_CHECKING:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Serve until Ctrl-C."""
-    parser = CommandParser("ajet serve", description=__doc__)
+    """`ajet serve TARGET`: serve until Ctrl-C."""
+    parser = CommandParser(
+        "ajet serve", description="Offer a model or checkpoint as an OpenAI- and Anthropic-compatible endpoint."
+    )
     parser.add_argument(
         "target", metavar="TARGET", help="YAML, experiment, checkpoint, model folder, hub id, tiny:NAME"
     )
@@ -80,3 +86,62 @@ def _open_gateway(model: Model, max_model_len: int, arguments: Namespace) -> Gat
         arguments.host, arguments.port, "--host or --port", without_key=not arguments.api_key, tls=tls
     )
     return Gateway(settings, authorize)
+
+
+VLLM_HELP = """\
+Start a vLLM server as ajet needs it: token ids, logprobs at the temperature, new weights.
+
+`rollout.engine: vllm` does this by itself. Use the command for a server that several runs or machines share
+(`rollout.engine: remote`), or to find out what goes wrong.
+"""
+
+
+def vllm(argv: Sequence[str]) -> int:
+    """`ajet vllm serve MODEL`: replace this process by vLLM's server."""
+    parser = CommandParser("ajet vllm", description=VLLM_HELP)
+    parser.add_argument("action", choices=["serve"])
+    parser.add_argument("model", metavar="MODEL", help="model folder, hub id, experiment, checkpoint, tiny:NAME")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--max-model-len", type=int, default=18000)
+    parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--python", default=sys.executable, help="the Python that has vLLM")
+    parser.add_argument("--show", action="store_true", help="print the command instead of running it")
+    arguments, extra = parser.parse_known_args(argv)
+
+    from ajet.cli.targets import weights_of
+    from ajet.engine.model_source import ModelSource
+    from ajet.engine.vllm import SERVER_MODULE, VllmSettings, server_arguments, server_environment
+
+    settings = VllmSettings(
+        model=ModelSource.resolve(weights_of(arguments.model)).path,
+        max_model_len=arguments.max_model_len,
+        max_num_seqs=arguments.max_num_seqs,
+        tensor_parallel=arguments.tensor_parallel_size,
+        python=arguments.python,
+        extra_args=tuple(extra),
+    )
+    command = [settings.python, "-m", SERVER_MODULE, *server_arguments(settings, arguments.port, arguments.host)]
+    if arguments.show:
+        variables = [f"{name}={value}" for name, value in server_environment(settings).items()]
+        print(shlex.join([*variables, *command]))
+        return 0
+    _check_python(settings.python)
+    os.execve(command[0], command, {**os.environ, **server_environment(settings)})
+
+
+def _check_python(python: str) -> None:
+    """Raise if this Python can't be started or has no vLLM. Doesn't import vLLM, which takes many seconds."""
+    from ajet.schema.errors import MissingDependencyError
+    from ajet.schema.install import install_command
+
+    check = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    try:
+        absent = subprocess.run([python, "-c", check], check=False).returncode
+    except OSError as error:
+        raise MissingDependencyError(f"{python} can't be started: {error} (--python)") from error
+    if absent:
+        raise MissingDependencyError(
+            f"{python} has no vLLM: {install_command('vllm')}, or name a Python that has it with --python"
+        )

@@ -1,16 +1,19 @@
-"""`ajet tasks generate CONF --out FILE`: write or collect a config's tasks, and save them to look at."""
+"""What a model writes before a run, to look at: `ajet tasks generate CONF --out FILE` and `ajet rubrics make CONF`."""
 
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED
+from ajet.schema.printable import printable
 from ajet.system.command_line import CommandParser, fail
 
 if TYPE_CHECKING:
+    from ajet.config import Config
     from ajet.schema.task import Task
 
 
@@ -18,23 +21,16 @@ def run(argv: Sequence[str]) -> int:
     """Read the tasks as a run would, and save them."""
     parser = CommandParser("ajet tasks", description="The tasks of a config, as a run would have them.")
     parser.add_argument("command", choices=["generate"], help="generate: write or collect them, and save them")
-    parser.add_argument("conf", metavar="CONF")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    _add_config(parser)
     parser.add_argument("--out", type=Path, required=True, help="the training tasks, as JSON Lines")
     parser.add_argument("--out-validation", type=Path, help="the validation tasks (default: <out>_validation.jsonl)")
-    parser.add_argument("--exp-dir", help="where experiments go (default: saved_experiments)")
     arguments = parser.parse_intermixed_args(argv)
 
-    from ajet.config import load_config
-    from ajet.observe.experiment import folder_of
-    from ajet.observe.logs import log_to_terminal
     from ajet.system.services import yaml_services
     from ajet.task_judge.helper import HelperError
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 
-    log_to_terminal()
-    config = load_config(arguments.conf, arguments.overrides, complete=False)  # no workflow is needed for this
-    config.remember_folder(folder_of(config, arguments.exp_dir, config.yaml_path).resolve())
+    config = _config(arguments)
     reader = build_reader(config)
     try:
         with yaml_services(config):
@@ -48,6 +44,53 @@ def run(argv: Sequence[str]) -> int:
         _write(path, tasks)
         print(f"{len(tasks)} tasks to {what} on: {path}")
     return 0
+
+
+def rubrics(argv: Sequence[str]) -> int:
+    """Have the rubrics of `judge_type: rubrics_auto_grader` written, unless their file is there, and show them."""
+    parser = CommandParser("ajet rubrics", description="The rubrics by which a model grades answers.")
+    parser.add_argument("command", choices=["make"], help="make: write them from the config's graded examples")
+    _add_config(parser)
+    parser.add_argument("--again", action="store_true", help="write them anew; the earlier file is kept beside it")
+    arguments = parser.parse_intermixed_args(argv)
+
+    from ajet.system.services import yaml_services
+    from ajet.task_judge.helper import HelperError
+    from ajet.task_judge.rubrics_judge import RubricsJudge
+
+    config = _config(arguments)
+    judge = RubricsJudge(config)
+    there = judge.path.is_file() and not arguments.again
+    try:
+        with yaml_services(config):
+            found = judge.load_or_write(again=arguments.again)
+    except HelperError as error:
+        return fail(f"no rubrics were written: {error}", EXIT_FAILED)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    print(printable(found.as_text()))
+    for key, value in found.about.items():
+        print(f"  {key.replace('_', ' ')}: {value}")
+    print(f"{'already there' if there else 'written'}: {judge.path}")
+    return 0
+
+
+def _add_config(parser: CommandParser) -> None:
+    parser.add_argument("conf", metavar="CONF")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--exp-dir", help="where experiments go (default: saved_experiments)")
+
+
+def _config(arguments: Namespace) -> Config:
+    """The config, with the folder of its experiment, where what was answered is kept."""
+    from ajet.config import load_config
+    from ajet.observe.experiment import folder_of
+    from ajet.observe.logs import log_to_terminal
+
+    log_to_terminal()
+    config = load_config(arguments.conf, arguments.overrides, complete=False)  # no workflow is needed for this
+    config.remember_folder(folder_of(config, arguments.exp_dir, config.yaml_path).resolve())
+    return config
 
 
 def _write(path: Path, tasks: Sequence[Task]) -> None:

@@ -42,7 +42,7 @@ class ModelSource:
         """Find the model. Tiny models are built on first use; hub ids are downloaded only when loaded."""
         name = str(name)
         if name.startswith(TINY) or name == TINY.rstrip(":"):
-            from ajet.engine.tiny.models import tiny_folder
+            from ajet.engine.tiny_models import tiny_folder
 
             return cls(name, str(tiny_folder(name.removeprefix(TINY.rstrip(":")).removeprefix(":"))))
         folder = Path(name).expanduser()
@@ -202,7 +202,7 @@ def _has_tiny_tokenizer(folder: Path) -> bool:
     file = folder / "tokenizer_config.json"
     if not file.is_file():
         return False
-    from ajet.engine.tiny.tokenizer import MARK
+    from ajet.engine.tiny_tokenizer import MARK
 
     return bool(json.loads(file.read_text(encoding="utf-8")).get(MARK))
 

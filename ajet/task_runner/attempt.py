@@ -168,7 +168,7 @@ class WorkflowResult:
     environment_error: Literal["", "fault", "unavailable"] = ""
     """The environment's error that workflow or judge didn't catch (see `ajet.schema.errors`)."""
     bug: bool = False
-    """No reply of the model can have caused the workflow's error (see `ajet.task_runner.advice`)."""
+    """No reply of the model can have caused the workflow's error (see `ajet.task_runner.results`)."""
     unjudged: Failure | None = None
     """Why the judge gave no reward to an episode that ended early."""
     debugger_quit: bool = False

@@ -23,8 +23,8 @@ from ajet.store.records import AttemptedRollout
 from ajet.store.requests import AttemptRef, ConflictError, StoreError, StoreUnavailableError, UnknownIdError
 from ajet.store.states import ACTIVE
 from ajet.task_runner.attempt import WorkflowResult
-from ajet.task_runner.off_loop import run_with_pauses
 from ajet.task_runner.results import describe, run_workflow
+from ajet.task_runner.thread_control import run_with_pauses
 from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow import Workflow
 

@@ -1,7 +1,7 @@
 """`Runtime`: everything that episodes need in one process: model, gateway, runner and pool, on a service loop.
 
-Every backbone has one in each process that runs episodes. The model loads while the user's workflow is imported.
-`start`, `stop` and `run` are called from outside the service loop; runners call the `SessionProvider` methods on it.
+Every backbone has one in each process that runs episodes. `start`, `stop` and `run` are called from outside the service
+loop; runners call the `SessionProvider` methods on it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ from ajet.task_runner.environments import find_environment, find_sandbox, load_w
 from ajet.task_runner.external_episodes import ExternalEpisodes, ExternalRunner
 from ajet.task_runner.model import MakeEngine, Model, ModelLoader, build_engine
 from ajet.task_runner.pool import OnEpisode, RolloutPool
-from ajet.task_runner.process_state import short_turns
-from ajet.task_runner.processes import ProcessRunner
-from ajet.task_runner.remote import RemoteRunner
 from ajet.task_runner.runner import TaskRunner
+from ajet.task_runner.thread_control import short_turns
 from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
 from ajet.task_runner.tuner import AjetTuner
 
@@ -102,6 +100,7 @@ class ServiceLoop:
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.schema.task import WorkflowTask
+    from ajet.task_runner.remote import RemoteRunner
 
 STOP_S = 3.0
 """How long each stage of stopping may take, and what those before it left over: Ctrl-C ends a run within 10 s."""
@@ -242,6 +241,8 @@ class Runtime:
             log.warning("debugging: the workflow runs in a thread of this process, where breakpoints can stop it")
             isolated = False
         if isolated:
+            from ajet.task_runner.processes import ProcessRunner
+
             # first, so that the server imports the user's code on another core while this process loads the model
             self.attempts = ProcessRunner(self.config, self, self.config.base_dirs)
             if self.config.ajet.task_judge.judge_type != "customized_protocol":
@@ -282,6 +283,8 @@ class Runtime:
 
     async def _remote_runner(self, judge: BaseJudge | None) -> RemoteRunner:
         """Serves episodes to remote runners; the user's workflow is theirs."""
+        from ajet.task_runner.remote import RemoteRunner  # and the whole store, which other runs don't need
+
         runner = self.attempts = RemoteRunner(self.config, self, judge)
         await runner.start()
         return runner

@@ -3,7 +3,7 @@ only its own episode.
 
 A thread that doesn't return can't be killed: it is cancelled, then interrupted (an exception is raised in it the next
 time it executes Python code), and finally counted as *lost*. Too many lost threads end the run, with a hint at
-`wrapper_type: multi-processing`.
+`wrapper_type: multi-processing`. `ProcessState` puts back what all threads share and a workflow changed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import socket
 import sys
 import threading
 import time
@@ -37,9 +39,8 @@ from ajet.task_runner.attempt import (
     WorkflowResult,
 )
 from ajet.task_runner.environments import EnvironmentEndings, LeasedSandbox
-from ajet.task_runner.off_loop import cancel_loops, drop_complaints, end_loop, run_with_pauses
-from ajet.task_runner.process_state import ROUND_S, ProcessState, raise_in
 from ajet.task_runner.results import WorkflowInterrupted, run_workflow
+from ajet.task_runner.thread_control import ROUND_S, cancel_loops, drop_complaints, end_loop, raise_in, run_with_pauses
 from ajet.task_runner.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -349,3 +350,52 @@ class EpisodeThreads:
         if thread.alive and not self._ending:
             thread.interrupt()
             asyncio.get_running_loop().call_later(self._grace_s, self._interrupt_again, thread)
+
+
+ISOLATION = "ajet.task_runner.wrapper_type: multi-processing gives each workflow a process of its own"
+
+
+class ProcessState:
+    """A process's state at the time this object was created."""
+
+    def __init__(self) -> None:
+        self._folder = _working_folder()
+        self._timeout = socket.getdefaulttimeout()
+        self._recursion = sys.getrecursionlimit()
+        self._disabled = logging.root.manager.disable
+
+    def restore(self, name: str) -> list[str]:
+        """Put back what has changed. `name`: of the thread whose episode has just ended. Returns what it was."""
+        changed = []
+        if (folder := _working_folder()) != self._folder and self._folder is not None:
+            os.chdir(self._folder)
+            changed.append(f"the working directory (to {folder or 'one that is gone'})")
+        for stream, descriptor in (("stdout", 1), ("stderr", 2)):
+            if getattr(getattr(sys, stream), "closed", False):
+                setattr(sys, stream, open(descriptor, "w", encoding="utf-8", errors="replace", closefd=False))  # noqa: SIM115
+                changed.append(f"sys.{stream} (closed)")
+        if (timeout := socket.getdefaulttimeout()) != self._timeout:
+            socket.setdefaulttimeout(self._timeout)
+            changed.append(f"the sockets' default timeout (to {timeout})")
+        if (limit := sys.getrecursionlimit()) < self._recursion:
+            sys.setrecursionlimit(self._recursion)
+            changed.append(f"the recursion limit (to {limit})")
+        if (level := logging.root.manager.disable) > self._disabled:
+            logging.disable(self._disabled)
+            changed.append(f"logging (disabled up to level {level})")
+        if changed:
+            log.warning(
+                "a workflow changed what all episodes of this process share: %s. It is put back. It was %s, or one "
+                "beside it; %s",
+                ", ".join(changed),
+                name,
+                ISOLATION,
+            )
+        return changed
+
+
+def _working_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was deleted
+        return None

@@ -30,8 +30,8 @@ from ajet.system.forking import ForkingServer, serve
 from ajet.task_judge.base_judge import JUDGE_KEY, BaseJudge, load_judge
 from ajet.task_runner.attempt import EarlyEnding, WorkflowResult
 from ajet.task_runner.environments import LeasedSandbox, find_environment, find_sandbox, load_workflow
-from ajet.task_runner.off_loop import end_loop, run_with_pauses
 from ajet.task_runner.results import describe, run_workflow
+from ajet.task_runner.thread_control import end_loop, run_with_pauses
 from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow import Workflow
 

@@ -18,7 +18,7 @@ from ajet.engine.attention_rules import REFUSALS, describe_refusal, layer_shapes
 from ajet.engine.quantization import parameter_count
 from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer.attention import attention_left_whole
-from ajet.trainer.credit.weights import EpisodeCredit
+from ajet.trainer.credit.estimators import EpisodeCredit
 from ajet.trainer.forward import (
     BestForward,
     EdgeLogprobs,

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.schema.episode import CallTree, IntArray
-from ajet.trainer.credit.weights import EpisodeCredit
+from ajet.trainer.credit.estimators import EpisodeCredit
 
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]

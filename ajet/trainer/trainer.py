@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ajet.schema.episode import CallTree
-from ajet.trainer.credit.weights import EpisodeCredit, LossNorm, mini_batches
-from ajet.trainer.executor import Chosen, CostModel, Logprobs, choose, plan
+from ajet.trainer.credit.estimators import EpisodeCredit, LossNorm, mini_batches
+from ajet.trainer.executor import TOLERANCE, Chosen, CostModel, Logprobs, choose, plan
 from ajet.trainer.forward import Entropy, Forward, require_liger
 from ajet.trainer.loss import AdaptiveKL, EdgeTensors, LossSettings, policy_loss, trajectory_sums
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
@@ -26,6 +26,13 @@ from ajet.trainer.pack import Item, Layout, Pack, items_of
 log = logging.getLogger("ajet.trainer")
 
 Batch = Sequence[tuple[CallTree, EpisodeCredit]]
+
+
+class _Given(NamedTuple):
+    """What comes with a batch."""
+
+    teacher: Logprobs | None
+    sampled_by_this: bool
 
 
 class _Known(NamedTuple):
@@ -88,6 +95,8 @@ class Updater:
         self.optimizer = MasterAdamW(model.named_parameters(), settings.optim)
         self._costs = CostModel.of(model)
         self._chosen: Chosen | None = None
+        self._sampler_agrees: bool | None = None
+        """Whether recorded logprobs are those of a forward pass. None: not compared yet."""
         device = next(model.parameters()).device
         if settings.liger:
             require_liger(device.type)
@@ -104,24 +113,28 @@ class Updater:
 
     # ------------------------------------------------------------------------------------------------ the update
 
-    def update(self, batch: Batch, teacher: Logprobs | None = None) -> dict[str, float]:
+    def update(
+        self, batch: Batch, teacher: Logprobs | None = None, *, sampled_by_this: bool = False
+    ) -> dict[str, float]:
         """Train on the batch. Returns metrics; `train/updates` is the number of optimiser steps taken.
 
         `teacher`: a teacher's logprobs of all trained tokens, for distillation.
+        `sampled_by_this`: all tokens were sampled by this very model, as it is now. What was recorded of them then is
+        π_old, if the first batch confirms it.
         """
         meter = _Meter()
         self.before = {}
         items = items_of(batch)
         if items:
             norm = next(credit.norm for _, credit in batch if credit.trained)
-            self._train(items, norm, teacher, meter)
+            self._train(items, norm, _Given(teacher, sampled_by_this), meter)
         else:
             meter.values["tokens/trained"] = 0.0
         meter.values["train/updates"] = float(meter.applied)
         self._after_step(meter)
         return meter.values
 
-    def _train(self, items: list[Item], norm: LossNorm, teacher: Logprobs | None, meter: _Meter) -> None:
+    def _train(self, items: list[Item], norm: LossNorm, given: _Given, meter: _Meter) -> None:
         """Every pass over the batch."""
         began = time.perf_counter()
         forward, layouts = self._executor(items)
@@ -129,8 +142,9 @@ class Updater:
         for packs in packs_of:
             meter.packs(packs)
         with self._checkpointing(), forward.session(self.model):
-            old = self._logprobs(forward, packs_of, self.model) if self._needs_old(packs_of) else None
-            self.before.update(old or {})
+            first, *others = packs_of
+            alone = self._yields_old(first)
+            self.before |= self._old(forward, others if alone else packs_of, items, given)
             reference = self._reference_logprobs(forward, packs_of)
             meter.time("time/logprobs", began)
             began = time.perf_counter()
@@ -138,14 +152,31 @@ class Updater:
                 if epoch:
                     packs_of = [self._plan(part, layouts) for part in self._mini_batches(items, norm)]
                 for packs in packs_of:
-                    self._step(forward, packs, _Known(old, reference, teacher), meter)
+                    old = None if alone and packs is first else self.before
+                    self._step(forward, packs, _Known(old, reference, given.teacher), meter)
         meter.time("time/update", began)
 
-    def _needs_old(self, packs_of: list[list[Pack]]) -> bool:
-        """Whether π_old takes a pass of its own; else the first and only update's own pass yields it."""
+    def _yields_old(self, first: list[Pack]) -> bool:
+        """Whether the first mini-batch needs no pass for π_old: that of its update yields it."""
         correction = self.settings.loss.correction
-        spread = correction is not None and correction.by_trajectory and any(len(packs) > 1 for packs in packs_of)
-        return len(packs_of) > 1 or self.settings.epochs > 1 or spread or bool(self._dropouts)
+        spread = correction is not None and correction.by_trajectory and len(first) > 1
+        return not spread and not self._dropouts
+
+    def _old(self, forward: Forward, packs_of: list[list[Pack]], items: list[Item], given: _Given) -> Logprobs:
+        """π_old of these packs: as the sampler recorded it, if that is the same, or from a forward pass."""
+        if not packs_of:
+            return {}
+        dtype = next(self.model.parameters()).dtype
+        if not given.sampled_by_this or self._sampler_agrees is False or dtype not in (torch.float32, torch.float64):
+            return self._logprobs(forward, packs_of, self.model)
+        recorded = _recorded(items)
+        if self._sampler_agrees is None:
+            old = self._logprobs(forward, packs_of, self.model)
+            gap = max(float(np.abs(values - recorded[key]).max()) for key, values in old.items())
+            self._sampler_agrees = gap <= TOLERANCE[dtype]
+            if not self._sampler_agrees:
+                return old
+        return recorded
 
     def _after_step(self, meter: _Meter) -> None:
         """What changes from step to step beside the weights."""
@@ -192,7 +223,7 @@ class Updater:
             edges.log_ratio_T, edges.sampler_log_ratio_T = log_ratio_T, sampler_log_ratio_T
             with self._adapter_dropout():
                 logprobs = forward(self.model, pack, entropy=entropy)
-                if old is None:  # the only step of this batch: its own forward pass yields them
+                if old is None:  # the first step of this batch: its own forward pass yields them
                     values = logprobs.logprob_E.detach().double().cpu().numpy()
                     self.before.update((key, values[where]) for key, where in pack.edges.by_call())
                 result = policy_loss(logprobs.logprob_E, edges, settings, logprobs.entropy_E)
@@ -349,6 +380,12 @@ def _adapter_dropouts(model: Any) -> list[Any]:
         for name, module in model.named_modules()
         if ".lora_dropout." in name and isinstance(module, torch.nn.Dropout) and module.p > 0
     ]
+
+
+def _recorded(items: Sequence[Item]) -> Logprobs:
+    """What the sampler said of the trained tokens."""
+    calls = {(item.episode, item.call): item.tree.calls[item.call] for item in items}
+    return {key: call.logprobs[call.mask].astype(np.float64) for key, call in calls.items()}
 
 
 def _at(pack: Pack, known: Logprobs) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ajet.backbone import memory_plan
-from ajet.backbone.memory_changes import changes_that_help, refuse_if_hopeless
+from ajet.backbone.memory import changes_that_help, refuse_if_hopeless
 from ajet.backbone.memory_plan import CUDA_BYTES, GIB, WIDTH, Device, MemoryPlan, plan_memory
 from ajet.cli.main import main
 from ajet.config import make_config

@@ -7,7 +7,7 @@ import numpy as np
 from ajet.schema.chat import Sampling
 from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeStatus, Ledger, Run
 from ajet.trainer.credit import Credit, CreditSettings, EpisodeSummary, compute_credit, summarise
-from ajet.trainer.credit.weights import EpisodeCredit
+from ajet.trainer.credit.estimators import EpisodeCredit
 
 
 def random_tree(

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from ajet.schema.task import WorkflowOutput
-from ajet.task_runner.advice import is_bug, message_of
+from ajet.task_runner.results import is_bug, message_of
 
 
 class Answer(BaseModel):

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from ajet.task_runner.process_state import raise_in
+from ajet.task_runner.thread_control import raise_in
 
 
 class StopError(BaseException):

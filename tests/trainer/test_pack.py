@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.schema.episode import ROOT, Call, CallTree, Run
-from ajet.trainer.credit.weights import CallCredit, EpisodeCredit
+from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs
 from support.random_batches import random_batch
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ajet.schema.episode import CallTree
-from ajet.trainer.credit.weights import EpisodeCredit
+from ajet.trainer.credit.estimators import EpisodeCredit
 from ajet.trainer.executor import ModelTeacher
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings

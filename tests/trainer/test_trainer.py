@@ -11,7 +11,7 @@ import torch
 
 from ajet.schema.chat import Sampling
 from ajet.trainer import loss as losses
-from ajet.trainer.credit.weights import CallCredit, EpisodeCredit, LossNorm
+from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit, LossNorm
 from ajet.trainer.executor import Chosen
 from ajet.trainer.forward import RowForward
 from ajet.trainer.loss import AdaptiveKL, Correction, CorrectionMode, Level, LossSettings, PolicyLoss
@@ -201,6 +201,54 @@ def test_every_pass_over_a_batch_is_compared_with_the_policy_before_the_first() 
     assert trainer.steps == 1
     assert metrics["loss/ratio_max"] > 1.001
     assert all(np.array_equal(trainer.before[key], values) for key, values in before.items())
+
+
+def recorded_by(model: Any, batch: Any, off: float = 0.0) -> Any:
+    """The batch as this model would have sampled it, give or take `off`."""
+    batch = copy.deepcopy(batch)
+    for (episode, call), values in Updater(model, TrainSettings()).logprobs(batch).items():
+        tree_call = batch[episode][0].calls[call]
+        tree_call.logprobs = tree_call.logprobs.copy()
+        tree_call.logprobs[tree_call.mask] = values + off
+    return batch
+
+
+class CountingUpdater(Updater):
+    """Counts the passes that only measure."""
+
+    passes = 0
+
+    def _logprobs(self, *given: Any) -> Any:
+        self.passes += 1
+        return super()._logprobs(*given)
+
+
+@pytest.mark.parametrize("loss", [losses.PPO, losses.GSPO])
+def test_the_samplers_own_logprobs_save_a_pass_and_change_nothing(loss: PolicyLoss) -> None:
+    settings = TrainSettings(LossSettings(loss), OptimSettings(lr=1e-3), mini_batches=3, epochs=2, max_tokens=60)
+    batches = [credited_batch(2), credited_batch(3)]
+    found = []
+    for sampled_by_this in (False, True):
+        model = small_model()
+        trainer = CountingUpdater(model, settings)
+        for batch in batches:
+            trainer.update(recorded_by(model, batch), sampled_by_this=sampled_by_this)
+        found.append((weights(model), trainer.passes))
+    (plain, every), (saved, once) = found
+    assert (every, once) == (2, 1), "the first batch is compared, and only the first"
+    assert gap(plain, saved) < 1e-5
+
+
+def test_a_sampler_that_differs_does_not_replace_the_pass() -> None:
+    settings = TrainSettings(LossSettings(correction=None), OPTIM, mini_batches=3)
+    found = []
+    for sampled_by_this in (False, True):
+        model = small_model()
+        trainer = Updater(model, settings)
+        for seed in (2, 3):
+            trainer.update(recorded_by(model, credited_batch(seed), off=0.1), sampled_by_this=sampled_by_this)
+        found.append(weights(model))
+    assert gap(*found) == 0.0
 
 
 def test_passes_multiply_with_mini_batches() -> None:

@@ -12,7 +12,7 @@ import torch
 from ajet.engine.attention_rules import fix_longrope
 from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer import attention, executor
-from ajet.trainer.credit.weights import CallCredit, EpisodeCredit
+from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit
 from ajet.trainer.executor import check_trees, tree_support
 from ajet.trainer.forward import RowForward
 from ajet.trainer.optimizer import OptimSettings

@@ -16,7 +16,7 @@ from torch import Tensor
 from ajet.schema.episode import Call
 from ajet.trainer import loss as losses
 from ajet.trainer.credit import CreditSettings, LossNorm
-from ajet.trainer.credit.weights import mini_batches
+from ajet.trainer.credit.estimators import mini_batches
 from ajet.trainer.loss import Correction, CorrectionMode, KLType, Level, LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.trainer import TrainSettings, Updater

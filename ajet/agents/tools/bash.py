@@ -1,6 +1,7 @@
-"""`Bash`: shell commands in the episode's sandbox. The working directory and exported variables last from call to call.
+"""`Bash` and `Python`: shell commands and programs in the episode's sandbox.
 
-Each call is a shell of its own, so that a hanging command ends alone; it begins where the last one ended.
+A shell's working directory and exported variables last from call to call. Each call is a shell of its own, so that a
+hanging command ends alone; it begins where the last one ended.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TOO_LONG = (
 
 
 class Bash:
-    """The tool."""
+    """The tool `bash`."""
 
     def __init__(
         self,
@@ -158,3 +159,59 @@ def _meaning(code: int) -> str:
         137: ": killed, for example because it used too much memory or made too many files",
         139: ": it crashed",
     }.get(code, "")
+
+
+class Python:
+    """The tool `python`: runs a program and returns what it prints."""
+
+    def __init__(
+        self,
+        *,
+        name: str = "python",
+        timeout: float = 30.0,
+        output_chars: int = 16_000,
+        interpreter: str = "python3",
+    ) -> None:
+        self.name = name
+        self.description = (
+            "Run a Python program and see what it prints. Each call is a new interpreter; files stay. "
+            f"It may take at most {timeout:g} seconds."
+        )
+        self.parameters = {
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "The program; print what you want to know"}},
+            "required": ["code"],
+            "additionalProperties": False,
+        }
+        self._timeout = timeout
+        self._output_chars = output_chars
+        self._interpreter = interpreter
+
+    async def open(self, context: ToolContext) -> OpenTool:
+        return _OpenPython(need_sandbox(context, self.name), self._interpreter, self._timeout, self._output_chars)
+
+
+class _OpenPython:
+    def __init__(self, sandbox: Sandbox, interpreter: str, timeout: float, output_chars: int) -> None:
+        self._sandbox = sandbox
+        self._interpreter = interpreter
+        self._timeout = timeout
+        self._output_chars = output_chars
+
+    async def call(self, arguments: Arguments) -> ToolResult:
+        file = f"/tmp/program-{secrets.token_hex(4)}.py"
+        await self._sandbox.write(file, arguments["code"].encode("utf-8", "replace"))
+        result = await self._sandbox.exec(
+            [self._interpreter, file], timeout=self._timeout, env={"PYTHONDONTWRITEBYTECODE": "1"}
+        )
+        stdout, stderr = decode(result.stdout), decode(result.stderr).replace(file, "program.py")
+        parts = [shorten(text.rstrip("\n"), self._output_chars) for text in (stdout, stderr) if text.strip()]
+        if result.timed_out:
+            parts.append(f"[stopped after {self._timeout:g} s]")
+        elif result.exit_code:
+            parts.append(f"[exit code {result.exit_code}]")
+        data = {"stdout": stdout, "stderr": stderr, "exit_code": result.exit_code, "timed_out": result.timed_out}
+        return ToolResult("\n".join(parts) or "[no output: print the result]", result.exit_code == 0, data)
+
+    async def close(self) -> None:
+        """The sandbox goes with the episode."""

@@ -1,22 +1,23 @@
 """`PromptRun`: validate the start, search, keep the best on disk, and confirm it on tasks that no candidate has seen.
 
-Rounds are this backbone's steps. Nothing is trained: no optimiser is loaded. `PatientProposer` gives each question a
-deadline; what the terminal says of rounds and the end stands here, too.
+Rounds are this backbone's steps. Nothing is trained: no optimiser is loaded. `EpisodeTrials` tries candidates by
+running episodes in the pool, and records them; what the terminal says of rounds and the end stands here, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
-from ajet.backbone.metrics import episode_metrics
-from ajet.backbone.prompt.episodes import EpisodeTrials
+from ajet.backbone.failures import FailureWatch
+from ajet.backbone.metrics import FAULTS, episode_metrics, is_success
 from ajet.backbone.prompt.journal import FORMAT, History, PromptJournal
 from ajet.backbone.prompt.settings import (
+    PatientProposer,
     check_budget,
     load_function,
     make_algorithm,
@@ -24,18 +25,21 @@ from ajet.backbone.prompt.settings import (
     make_proposer,
     split_tasks,
 )
-from ajet.observe.logs import ONLY_TO_FILE
+from ajet.observe.episode_codec import conversation, last_calls
+from ajet.observe.logs import ONLY_TO_FILE, Masker
 from ajet.observe.progress import Progress
-from ajet.observe.progress_state import duration
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Spent
-from ajet.prompt_tuning.proposal import Checks, Proposer, ProposerError, Reply, Request
+from ajet.prompt_tuning.proposal import Candidate, Checks
 from ajet.prompt_tuning.search import Search, Sizes
-from ajet.prompt_tuning.trial import Purpose, TemplateComparison, compare
+from ajet.prompt_tuning.trial import Purpose, TemplateComparison, Trial, compare, concurrently
+from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.errors import ConfigError
 from ajet.schema.resources import read_prompts
+from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 from ajet.task_runner.runtime import Runtime
+from ajet.trainer.credit import earned, summarise
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -43,54 +47,111 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ajet.backbone.prompt")
 
+SAID = 2_000
+"""Characters of a piece of feedback: a judge's reasons fit, a dump of everything doesn't."""
+UNSCORED = (*FAULTS, EpisodeStatus.CANCELLED)
+"""How an episode ends that says nothing about its templates."""
 
-QUIET_S = 20.0
-"""Longest silence that needs no word: most models answer within it. After each word, the next comes twice as late."""
 
+class EpisodeTrials:
+    """`Evaluate`, over a runtime. Used on the service loop."""
 
-class PatientProposer:
-    """Asks another proposer. Used on one event loop."""
+    def __init__(
+        self,
+        config: Config,
+        runtime: Runtime,
+        tasks: Mapping[str, Task],
+        recorder: EpisodeRecorder,
+        progress: Progress,
+        masker: Masker,
+    ) -> None:
+        self._runtime, self._tasks, self._recorder, self._progress = runtime, tasks, recorder, progress
+        self._masker = masker
+        self._repeats = config.ajet.prompt_tuning.repeats
+        self._threshold = config.ajet.task_judge.success_threshold
+        self._watch = FailureWatch(config, trains=False)
+        self.episodes: list[tuple[Purpose, Episode]] = []
+        """The episodes of the current round. Reading them empties the list."""
 
-    def __init__(self, proposer: Proposer, timeout_s: float, progress: Progress, quiet_s: float = QUIET_S) -> None:
-        self._proposer, self._timeout_s, self._progress, self._quiet_s = proposer, timeout_s, progress, quiet_s
-        self._waiting = 0
-        self._heard = 0.0
-        """When there was an answer last, or when the questions began."""
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def __call__(self, request: Request) -> Reply:
-        self._waiting += 1
-        if self._waiting == 1:
-            self._progress.phase("proposals")
-            self._listen()
-        try:
-            async with asyncio.timeout(self._timeout_s) as deadline:
-                return await self._proposer(request)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise ProposerError(
-                f"no answer within {self._timeout_s:g} s (ajet.prompt_tuning.proposer_timeout)"
-            ) from None
-        finally:
-            self._waiting -= 1
-            self._listen()
-
-    def _listen(self) -> None:
-        """From now on, until the next answer."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._heard = time.monotonic()
-        self._timer = asyncio.get_running_loop().call_later(self._quiet_s, self._tell) if self._waiting else None
-
-    def _tell(self) -> None:
-        silence = time.monotonic() - self._heard
-        questions = "1 question waits" if self._waiting == 1 else f"{self._waiting} questions wait"
-        self._progress.message(
-            f"the proposer has not answered for {duration(silence)}: {questions}, each at most "
-            f"{duration(self._timeout_s)} (prompt_tuning.proposer_timeout)"
+    async def __call__(
+        self, candidates: Sequence[Candidate], tasks: Sequence[str], purpose: Purpose, draw: int, round: int
+    ) -> list[list[Trial]]:
+        pairs = [(candidate, task) for candidate in candidates for task in tasks]
+        self._progress.phase(str(purpose), len(pairs) * self._repeats)
+        tried = await concurrently(
+            self._try(candidate, task, purpose, round, index, draw) for index, (candidate, task) in enumerate(pairs)
         )
-        self._timer = asyncio.get_running_loop().call_later(silence, self._tell)
+        groups, trials = [group for group, _ in tried], [trial for _, trial in tried]
+        self.episodes += [(purpose, one) for group in groups for one in (*group.episodes, *group.failed)]
+        self._watch.look_at_groups(f"round {round} ({purpose})", groups)
+        return [trials[first : first + len(tasks)] for first in range(0, len(trials), len(tasks))]
+
+    async def _try(
+        self, candidate: Candidate, task: str, purpose: Purpose, round: int, index: int, draw: int
+    ) -> tuple[EpisodeGroup, Trial]:
+        """Run a task; record and read its episodes while the others run."""
+        group = await self._runtime.pool.run_group(
+            self._tasks[task],
+            num_repeat=self._repeats,
+            batch_index=index,
+            step=draw,
+            validation=True,
+            group_id=f"{round}-{purpose}-{draw}-{candidate.id}-{task}",
+            prompts=candidate.prompts,
+        )
+        for episode in (*group.episodes, *group.failed):
+            self._recorder.record(episode, round, validation=purpose is not Purpose.SEARCH, task=self._tasks[task])
+        return group, self._trial(task, group, read=purpose is Purpose.SEARCH)
+
+    def _trial(self, task: str, group: EpisodeGroup, read: bool) -> Trial:
+        episodes = sorted([*group.episodes, *group.failed], key=lambda episode: episode.repeat)
+        counted = [episode for episode in episodes if episode.status not in UNSCORED]
+        rewards = [earned(summarise(episode)) if episode.usable else 0.0 for episode in counted]
+        used = [episode.prompts_used for episode in episodes]
+        failed = next((episode.failure for episode in episodes if episode.failure is not None), None)
+        return Trial(
+            task_id=task,
+            reward=sum(rewards) / len(rewards) if any(episode.usable for episode in counted) else None,
+            success=_share([is_success(episode, self._threshold) for episode in counted]),
+            failure="" if failed is None else self._masker.text(failed.in_short),
+            fault=not counted,
+            feedback=self._masker.text("\n".join(dict.fromkeys(text for one in counted for text in feedback_of(one)))),
+            query=self._tasks[task].main_query,
+            conversations=tuple(
+                conversation(episode.tree, call) for episode in counted for call in last_calls(episode.tree)
+            )
+            if read
+            else (),
+            episodes=tuple(episode.episode_id for episode in episodes),
+            tokens=_tokens(episodes),
+            prompts_used=None if None in used else frozenset(name for names in used for name in names or ()),
+        )
+
+
+def feedback_of(episode: Episode) -> list[str]:
+    """What was said about an episode: `feedback` in the workflow's metadata, the judge's notes, and its parts."""
+    said = [_text(episode.metadata[key]) for key in ("feedback", "judge") if episode.metadata.get(key)]
+    if episode.reward_parts:
+        said.append(", ".join(f"{name}: {value:g}" for name, value in episode.reward_parts.items()))
+    return [text[:SAID] for text in said]
+
+
+def _text(value: Any) -> str:
+    """Notes are nested texts and numbers: one line for each."""
+    if isinstance(value, Mapping):
+        return "\n".join(f"{key}: {_text(inner)}" for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return "\n".join(map(_text, value))
+    return str(value)
+
+
+def _tokens(episodes: Sequence[Episode]) -> tuple[int, int]:
+    spent = [episode.tree.spent for episode in episodes]
+    return sum(prompt for prompt, _ in spent), sum(replies for _, replies in spent)
+
+
+def _share(values: Sequence[bool]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def round_line(search: Search) -> str:

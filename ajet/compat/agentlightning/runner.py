@@ -27,7 +27,7 @@ from ajet.schema.span import Span
 from ajet.schema.task import finite_reward
 from ajet.store.records import AttemptStatus, Mode
 from ajet.store.requests import AttemptRef, StoreError, StoreUnavailableError
-from ajet.task_runner.off_loop import call_off_loop
+from ajet.task_runner.thread_control import call_off_loop
 from ajet.task_runner.threads import EpisodeThreads
 
 log = logging.getLogger(__name__)

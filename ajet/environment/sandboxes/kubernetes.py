@@ -15,8 +15,8 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
+from ajet.environment.sandboxes import run_on_host
 from ajet.environment.sandboxes.kubernetes_api import WORKSPACE, Cluster, PodOptions, new_name, pod
-from ajet.environment.sandboxes.opening import run_on_host
 from ajet.environment.sandboxes.sandbox import (
     FILE_S,
     Command,

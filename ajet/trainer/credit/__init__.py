@@ -4,14 +4,19 @@ only."""
 from ajet.trainer.credit.baselines import Baseline, Comparison, Formula
 from ajet.trainer.credit.estimators import (
     AdvantageEstimator,
+    CallCredit,
+    Credit,
     CreditSettings,
+    EpisodeCredit,
+    LossNorm,
+    MiniBatch,
     ZeroVariance,
     compute_credit,
     imitation_credit,
+    mini_batches,
     teaches,
 )
 from ajet.trainer.credit.summary import CallSummary, EpisodeSummary, Overlong, earned, summarise
-from ajet.trainer.credit.weights import CallCredit, Credit, EpisodeCredit, LossNorm, MiniBatch, mini_batches
 
 __all__ = [
     "AdvantageEstimator",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.prompt.loop import PatientProposer
+from ajet.backbone.prompt.settings import PatientProposer
 from ajet.observe.progress import PlainDisplay, Progress
 from ajet.prompt_tuning import Candidate, Kind, ProposerError, Reply, Request
 from ajet.schema.resources import PromptSet, PromptTemplate

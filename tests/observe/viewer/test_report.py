@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.cli.report import run
+from ajet.cli.runs import report
 from ajet.observe.viewer.report import _label
 from ajet.schema.errors import UserError
 
@@ -18,7 +18,7 @@ pytest.importorskip("matplotlib")
 @pytest.mark.slow
 def test_report_is_self_contained(experiments: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "report.html"
-    assert run([str(experiments / "math-agent"), "-o", str(target)]) == 0
+    assert report([str(experiments / "math-agent"), "-o", str(target)]) == 0
     html = target.read_text()
     assert "math-agent" in html and html.count("data:image/png;base64,") >= 10
     assert not re.search(r"""(src|href)=["'](?!data:)""", html) and "<script" not in html
@@ -31,7 +31,7 @@ def test_report_is_self_contained(experiments: Path, tmp_path: Path, capsys: pyt
 
 def test_report_of_nothing_is_an_error_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such run"):
-        run([str(tmp_path)])
+        report([str(tmp_path)])
 
 
 def test_lines_of_a_plot_are_named_for_people() -> None:
@@ -47,7 +47,7 @@ def test_what_reorders_or_hides_text_is_shown_escaped(experiments: Path, tmp_pat
     shutil.copytree(experiments / "math-agent", folder)
     config = folder / "config.resolved.yaml"
     config.write_text(config.read_text() + "\nuser: {a: 'x\u202egnp.exe\u200b'}\n")
-    assert run([str(folder), "-o", str(tmp_path / "report.html")]) == 0
+    assert report([str(folder), "-o", str(tmp_path / "report.html")]) == 0
     html = (tmp_path / "report.html").read_text()
     assert "x\\u202egnp.exe\\u200b" in html
     assert "\u202e" not in html

@@ -5,6 +5,133 @@ Importing this needs neither Trinity nor torch; without the extra, a run says ho
 
 from __future__ import annotations
 
-from ajet.backbone.ray.trinity.adapter import planned_notes, run, show_config
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["planned_notes", "run", "show_config"]
+from ajet.backbone.metrics import from_trinity
+from ajet.backbone.ray import launcher
+from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings, check_refused
+from ajet.backbone.ray.start import detect_machine, planned_machine
+from ajet.backbone.ray.trinity import plugin
+from ajet.backbone.ray.trinity.config import CPU_GPUS, RUN_NAME, check_honoured, run_mode, show, trinity_settings
+from ajet.backbone.ray.watcher import MetricsTail, Source
+from ajet.engine.model_source import ModelSource
+from ajet.schema.errors import MissingDependencyError
+from ajet.schema.install import install_command
+
+if TYPE_CHECKING:
+    from ajet.backbone import LaunchOptions
+    from ajet.config import Config
+    from ajet.observe.experiment import ExperimentFolder
+
+
+def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> int:
+    """One run on Trinity. Returns the exit code."""
+    return launcher.run(TrinityAdapter(), config, experiment, options)
+
+
+def show_config(config: Config) -> str:
+    """The configuration that Trinity is given, as YAML."""
+    adapter = TrinityAdapter()
+    adapter.require()
+    return show(config, adapter.detect_machine())
+
+
+def planned_notes(config: Config) -> list[Remark]:
+    """What a run would refuse or do in part, whether or not it could start on this machine."""
+    machine = planned_machine()
+    return [*check_honoured(config, machine), *padding_notes(config, machine)]
+
+
+def padding_notes(config: Config, machine: Machine) -> Iterator[Remark]:
+    """Trinity's trainer on GPUs fills rows up with the pad token, or with the end token if there is none."""
+    source = ModelSource.resolve(config.ajet.model.path)
+    if machine.cpu or not Path(source.path).is_dir():  # a hub id: its files come with the run
+        return
+    tokenizer: Any = source.tokenizer()
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
+        yield Remark(
+            "ajet.model.path",
+            f"the tokenizer of {config.ajet.model.path} has neither a pad token nor an end token, and Trinity fills "
+            "rows up with one: set pad_token in its tokenizer_config.json to any of its special tokens",
+            refused=True,
+        )
+
+
+class TrinityAdapter:
+    """Implements `BackboneAdapter`."""
+
+    name = "trinity"
+    title = "Trinity"
+    driver = "ajet.backbone.ray.trinity.driver"
+
+    def require(self) -> None:
+        if find_spec("trinity") is None or find_spec("ray") is None:
+            raise MissingDependencyError(
+                "the trinity backbone needs Trinity-RFT, which is not installed\n"
+                f"    {install_command('trinity')}   (in an environment of its own)"
+            )
+
+    def detect_machine(self) -> Machine:
+        machine = detect_machine("trinity", logical_gpus=CPU_GPUS)
+        if not machine.cpu and find_spec("vllm") is None:
+            raise MissingDependencyError(
+                "the trinity backbone needs vLLM on a machine with GPUs\n"
+                "    uv pip install 'trinity-rft[vllm]==0.6.0' --override constraints/trinity-vllm-overrides.txt"
+            )
+        plugin.install()
+        return machine
+
+    def check(self, config: Config, machine: Machine, options: LaunchOptions) -> None:
+        """Trinity checks its GPUs itself."""
+        check_refused(list(padding_notes(config, machine)), "trinity")
+
+    def notes(self, config: Config, machine: Machine) -> list[Remark]:
+        return check_honoured(config, machine)
+
+    def settings(self, config: Config, facts: RunFacts, machine: Machine) -> Settings:
+        return trinity_settings(config, facts, machine)
+
+    def environment(self, scratch: Path) -> dict[str, str]:
+        return {}
+
+    def sources(self, config: Config, scratch: Path) -> list[Source]:
+        trains = self.trains(config)
+        return [
+            Source(MetricsTail(scratch / "explorer.jsonl", from_trinity), ends_step=not trains),
+            Source(MetricsTail(scratch / "trainer.jsonl", from_trinity), ends_step=trains),
+        ]
+
+    def trains(self, config: Config) -> bool:
+        return run_mode(config) != "explore"
+
+    def newest_step(self, config: Config, checkpoints: Path) -> int | None:
+        """The step of the newest complete checkpoint; when only exploring, the last step that was explored."""
+        folder = self._folder(config, checkpoints)
+        if not self.trains(config):
+            state = folder / "explorer_meta.json"
+            return int(json.loads(state.read_text())["latest_iteration"]) if state.exists() else None
+        return _newest_checkpoint(folder)
+
+    def newest_weights(self, config: Config, checkpoints: Path) -> Path | None:
+        folder = self._folder(config, checkpoints)
+        step = _newest_checkpoint(folder)
+        if step is None:
+            return None
+        ours, trinitys = folder / f"step_{step}" / "hf", folder / f"global_step_{step}" / "actor" / "huggingface"
+        return ours if ours.is_dir() else trinitys
+
+    def _folder(self, config: Config, checkpoints: Path) -> Path:
+        """Where Trinity keeps what belongs to the run."""
+        return checkpoints / config.ajet.project_name / RUN_NAME
+
+
+def _newest_checkpoint(folder: Path) -> int | None:
+    """Trinity's own trainer and the embedded one write different folders."""
+    trinity = folder / "latest_checkpointed_iteration.txt"
+    steps = [int(trinity.read_text())] if trinity.exists() else []
+    steps += [int(path.name.removeprefix("step_")) for path in folder.glob("step_*") if (path / "hf").is_dir()]
+    return max(steps, default=None)

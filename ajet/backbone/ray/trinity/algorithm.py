@@ -30,7 +30,7 @@ from trinity.utils.timer import Timer
 from ajet.backbone.ray.collector import COLLECTOR
 from ajet.backbone.ray.credit import GROUP, ROWLESS, SEGMENTS, BatchCredit, BatchRow, credit_batch, lay_out
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.ray.trinity.rows import BATCH, ROW, SPAN, UPDATES, VERSIONS, tag_of
+from ajet.backbone.ray.rows import BATCH, ROW, SPAN, UPDATES, VERSIONS, tag_of
 from ajet.backbone.ray.trinity.workflow import step_of
 from ajet.backbone.training_settings import credit_settings, loss_settings
 from ajet.config import Config

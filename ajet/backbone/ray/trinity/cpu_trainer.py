@@ -25,7 +25,7 @@ from trinity.trainer.trainer import TrainEngineWrapper
 
 from ajet.backbone.ray.credit import SEGMENTS
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.ray.trinity.rows import AGENT, ROW
+from ajet.backbone.ray.rows import AGENT, ROW
 from ajet.backbone.training_settings import train_settings
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch import TorchEngine, TorchEngineSettings

@@ -1,4 +1,4 @@
-"""Trinity's actors as ours: the explorer and trainer, their engine, and `EpisodeHost`, which serves external runners.
+"""Trinity's actors as ours: the explorer and trainer, `FileMonitor`, and `EpisodeHost`, which serves external runners.
 
 Trinity runs its workflows in several processes; runners connect to one address. So each of those processes hands its
 groups to the host, on the head node, and gets them back when they have ended.
@@ -7,68 +7,34 @@ groups to the host, on the head node, and gets them back when they have ended.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import ray
 import trinity.trainer.trainer as trainer_module
 from trinity.common.config import Config
-from trinity.common.constants import SyncStyle
+from trinity.common.constants import TRAINER_NAME, SyncStyle
 from trinity.common.experience import Experience
 from trinity.explorer.explorer import Explorer
 from trinity.trainer.trainer import Trainer
+from trinity.utils.monitor import Monitor
 
 from ajet.backbone.ray.collector import COLLECTOR, GroupRunner
-from ajet.backbone.ray.engine import RayEngine
+from ajet.backbone.ray.engine import TrinityEngine
 from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.rows import UPDATES, VERSIONS
 from ajet.backbone.ray.start import on_cpu
-from ajet.backbone.ray.trinity.rows import UPDATES, VERSIONS
 from ajet.backbone.ray.watcher import cause, first_line
-from ajet.engine.base import OnTokens
-from ajet.engine.remote import RemoteEngine
-from ajet.engine.remote_client import Endpoint, RemoteSettings
-from ajet.schema.chat import Completion, GenerateRequest, TokenChunk
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
     from ajet.config import Config
-
-
-class TrinityEngine(RayEngine):
-    """An engine that generates with one of Trinity's rollout models."""
-
-    def __init__(
-        self, model: Any, *, max_model_len: int, embedded: bool, on_death: Callable[[BaseException], None]
-    ) -> None:
-        """`model`: Trinity's `ModelWrapper`."""
-        super().__init__("Trinity", max_model_len=max_model_len, on_death=on_death)
-        self._actor = model.model
-        self._server: RemoteEngine | None = None
-        if not embedded:
-            endpoint = Endpoint(f"{str(model.api_address).rstrip('/')}/v1", model.api_key)
-            self._server = RemoteEngine(RemoteSettings((endpoint,), model.model_path, max_model_len=max_model_len))
-
-    async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
-        """Sample one reply."""
-        if self._server is not None:
-            version = int(await self.answer(self._actor.get_model_version.remote(), request.deadline_s))
-            completion = await self._server.generate(request, on_tokens)
-            completion.versions = [(0, version)]
-            return completion
-        asked = self._actor.draw.remote(replace(request, deadline_s=None))
-        completion = await self.answer(asked, request.deadline_s)
-        if on_tokens is not None:
-            on_tokens(TokenChunk(completion.token_ids, completion.logprobs))
-        return completion
-
-    async def aclose(self) -> None:
-        """Only our connection to the models ends."""
-        if self._server is not None:
-            await self._server.aclose()
 
 
 HOST = "ajet_episode_host"
@@ -302,3 +268,24 @@ def staleness(exps: list[Experience], version: int) -> dict[str, float]:
         "train/staleness/max": float(max(counts)),
         **{f"train/staleness/tokens@{lag}": float(count) for lag, count in sorted(counts.items())},
     }
+
+
+class FileMonitor(Monitor):  # type: ignore[misc]
+    """One file per role: `explorer.jsonl`, `trainer.jsonl`."""
+
+    def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
+        super().__init__(project, name, role, config)
+        self._file = Path(config.monitor.monitor_args["folder"]) / f"{role}.jsonl"
+        self._role = role
+        self._since = time.monotonic()
+
+    def log(self, data: dict[str, Any], step: int, commit: bool = False) -> None:
+        """One line. Explorer and trainer write files of their own."""
+        numbers = {key: float(value) for key, value in data.items() if isinstance(value, int | float | np.number)}
+        if self._role == TRAINER_NAME:  # it logs once per step
+            numbers["time/step"], self._since = time.monotonic() - self._since, time.monotonic()
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "data": numbers}) + "\n")
+
+    def close(self) -> None:
+        """Nothing is held open."""

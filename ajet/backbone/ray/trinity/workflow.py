@@ -17,8 +17,8 @@ from trinity.common.workflows.workflow import Task, Workflow
 
 from ajet.backbone.ray.collector import GroupRunner
 from ajet.backbone.ray.payload import RunPayload, training_stream, validation_tasks
+from ajet.backbone.ray.rows import empty_experience, group_experiences
 from ajet.backbone.ray.trinity.host import HostedGroups, group_runner
-from ajet.backbone.ray.trinity.rows import empty_experience, group_experiences
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.errors import LostThreadsError, UserError
 from ajet.schema.task import Task as AjetTask

@@ -5,6 +5,100 @@ Importing this needs neither verl nor torch; without the extra, a run says how t
 
 from __future__ import annotations
 
-from ajet.backbone.ray.verl.adapter import planned_notes, run, show_config
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["planned_notes", "run", "show_config"]
+from ajet.backbone.metrics import from_verl
+from ajet.backbone.ray import launcher
+from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
+from ajet.backbone.ray.start import check_gpus, detect_machine, planned_machine
+from ajet.backbone.ray.verl.config import check_honoured, checkpoint_step, show, verl_settings
+from ajet.backbone.ray.watcher import MetricsTail, Source
+from ajet.schema.errors import MissingDependencyError, UserError
+from ajet.schema.install import install_command
+
+if TYPE_CHECKING:
+    from ajet.backbone import LaunchOptions
+    from ajet.config import Config
+    from ajet.observe.experiment import ExperimentFolder
+
+METRICS_PATH = "VERL_FILE_LOGGER_PATH"
+"""Where verl's file logger writes."""
+
+
+def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> int:
+    """One run on verl. Returns the exit code."""
+    return launcher.run(VerlAdapter(), config, experiment, options)
+
+
+def show_config(config: Config) -> str:
+    """The configuration that verl is given, as YAML."""
+    adapter = VerlAdapter()
+    adapter.require()
+    return show(config, adapter.detect_machine)
+
+
+def planned_notes(config: Config) -> list[Remark]:
+    """What a run would refuse or do in part, whether or not it could start on this machine."""
+    return check_honoured(config, planned_machine())
+
+
+class VerlAdapter:
+    """Implements `BackboneAdapter`."""
+
+    name = "verl"
+    title = "verl"
+    driver = "ajet.backbone.ray.verl.driver"
+
+    def require(self) -> None:
+        if find_spec("verl") is None or find_spec("ray") is None:
+            raise MissingDependencyError(
+                "the verl backbone needs verl, which is not installed\n"
+                f"    {install_command('verl')}   (in an environment of its own)"
+            )
+
+    def detect_machine(self) -> Machine:
+        return detect_machine("verl")
+
+    def check(self, config: Config, machine: Machine, options: LaunchOptions) -> None:
+        common = config.ajet.trainer_common
+        gpus = 1 if machine.cpu else common.nnodes * common.n_gpus_per_node
+        engine = 1 if machine.cpu else config.ajet.rollout.tensor_model_parallel_size
+        for key, size in (
+            ("ajet.trainer_common.ulysses_sequence_parallel_size", common.ulysses_sequence_parallel_size),
+            ("ajet.rollout.tensor_model_parallel_size", engine),
+        ):
+            if gpus % size:
+                raise UserError(f"{key}: {size} does not divide the {gpus} GPUs of the run (nnodes x n_gpus_per_node)")
+        if not machine.cpu:
+            check_gpus(common.n_gpus_per_node, skip_memory=options.skip_check_avail_gpu)
+
+    def notes(self, config: Config, machine: Machine) -> list[Remark]:
+        return check_honoured(config, machine)
+
+    def settings(self, config: Config, facts: RunFacts, machine: Machine) -> Settings:
+        return verl_settings(config, facts, machine)
+
+    def environment(self, scratch: Path) -> dict[str, str]:
+        return {METRICS_PATH: str(scratch / "verl.jsonl"), "HYDRA_FULL_ERROR": "1"}
+
+    def sources(self, config: Config, scratch: Path) -> list[Source]:
+        return [Source(MetricsTail(scratch / "verl.jsonl", from_verl), ends_step=True)]
+
+    def trains(self, config: Config) -> bool:
+        return True
+
+    def newest_step(self, config: Config, checkpoints: Path) -> int | None:
+        """The step of the newest checkpoint, or of the one that `resume` names."""
+        given = config.ajet.trainer_common.resume
+        return _newest(checkpoints) if given in ("auto", "never") else checkpoint_step(given)
+
+    def newest_weights(self, config: Config, checkpoints: Path) -> Path | None:
+        step = _newest(checkpoints)
+        return None if step is None else checkpoints / f"global_step_{step}" / "actor" / "huggingface"
+
+
+def _newest(checkpoints: Path) -> int | None:
+    newest = checkpoints / "latest_checkpointed_iteration.txt"
+    return int(newest.read_text()) if newest.exists() else None

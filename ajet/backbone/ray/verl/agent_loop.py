@@ -19,8 +19,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from ajet.backbone.ray.verl.config import CPU_ROLLOUT
-from ajet.backbone.ray.verl.engine import ServerEngine, ServerKind
+from ajet.backbone.ray.engine import ServerEngine, ServerKind
+from ajet.backbone.ray.verl.client import with_versions
 from ajet.config import Config
 from ajet.config.contradictions import contradictions
 from ajet.context_tracker import Renderer, TrackerSettings
@@ -36,8 +36,6 @@ from ajet.task_runner.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
-SERVERS = {CPU_ROLLOUT: ServerKind.EMBEDDED, "vllm": ServerKind.VLLM, "sglang": ServerKind.SGLANG}
-"""verl's names of rollout servers."""
 PLACE = "agent_loop_config_path: ajet"
 
 
@@ -94,10 +92,10 @@ class HostRuntime(Runtime):
         def make_engine(of: Config) -> ServerEngine:
             renderer = Renderer(ModelSource.resolve(of.ajet.model.path).tokenizer())
             return ServerEngine(
-                client,
+                with_versions(client),
                 end_ids=renderer.end_ids,
                 max_model_len=of.ajet.rollout.max_model_len,
-                kind=SERVERS.get(servers, ServerKind.OTHER),
+                kind=ServerKind.of(servers),
                 decode=renderer.decode,
             )
 

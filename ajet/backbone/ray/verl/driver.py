@@ -9,7 +9,7 @@ import os
 import sys
 
 from ajet.backbone.ray.payload import DriverInput, RunPayload, retry_slow_start, run_driver, wait_for_nodes
-from ajet.backbone.ray.verl.adapter import METRICS_PATH
+from ajet.backbone.ray.verl import METRICS_PATH
 from ajet.backbone.ray.verl.config import compose_verl_config, pass_through
 
 

@@ -19,7 +19,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from ajet.backbone.ray.credit import GROUP, BatchCredit, BatchRow, RowLayout, credit_batch, lay_out
 from ajet.backbone.ray.payload import KEY, RunPayload, training_stream, validation_tasks
-from ajet.backbone.ray.verl.rows import WEIGHTS, blank_row, nested
+from ajet.backbone.ray.rows import WEIGHTS, blank_row, nested
 from ajet.backbone.ray.verl.worker import EpisodeManager, current_manager
 from ajet.schema.task import Task
 

@@ -18,11 +18,11 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from ajet.backbone.plan import validation_repeats
 from ajet.backbone.ray.collector import COLLECTOR, HEAD, EpisodeCollector, GroupRunner
 from ajet.backbone.ray.credit import GROUP, group_tag
+from ajet.backbone.ray.engine import ServerEngine, ServerKind
 from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.rows import Row, group_rows, validation_row
 from ajet.backbone.ray.verl import plugin
-from ajet.backbone.ray.verl.config import CPU_ROLLOUT
-from ajet.backbone.ray.verl.engine import ServerEngine, ServerKind
-from ajet.backbone.ray.verl.rows import Row, group_rows, validation_row
+from ajet.backbone.ray.verl.client import with_versions
 from ajet.backbone.ray.watcher import first_line
 from ajet.backbone.training_settings import credit_settings
 from ajet.context_tracker import Renderer
@@ -37,17 +37,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SERVERS = {CPU_ROLLOUT: ServerKind.EMBEDDED, "vllm": ServerKind.VLLM, "sglang": ServerKind.SGLANG}
-"""verl's names of rollout servers."""
-
 
 class EpisodeWorker:
     """Built by verl's manager; `llm_client` is verl's way to its rollout servers."""
 
     def __init__(self, config: Any, llm_client: Any, teacher_client: Any = None, reward_workers: Any = None) -> None:
         rollout = config.actor_rollout_ref.rollout
-        self._client = llm_client
-        self._kind = SERVERS.get(rollout.name, ServerKind.OTHER)
+        self._client = with_versions(llm_client)
+        self._kind = ServerKind.of(rollout.name)
         self._runner = GroupRunner(RunPayload.of(config), self._make_engine, workers=int(rollout.agent.num_workers))
         self._groups: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[str] | None = None

@@ -10,9 +10,9 @@ import pytest
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.ray.mapping import Machine
-from ajet.backbone.ray.trinity.adapter import TrinityAdapter, padding_notes
+from ajet.backbone.ray.trinity import TrinityAdapter, padding_notes
 from ajet.config import make_config
-from ajet.engine.tiny.models import tiny_folder
+from ajet.engine.tiny_models import tiny_folder
 from ajet.schema.errors import ConfigError
 
 ADAPTER = TrinityAdapter()

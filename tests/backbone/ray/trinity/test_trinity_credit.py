@@ -30,7 +30,7 @@ def experiences(groups: list[list[Any]]) -> list[Any]:
     """As the workflow makes them, sent through Trinity's own serialisation."""
     from trinity.common.experience import Experience
 
-    from ajet.backbone.ray.trinity.rows import experiences_of
+    from ajet.backbone.ray.rows import experiences_of
     from ajet.context_tracker.samples import linear_samples
 
     rows = []
@@ -92,8 +92,8 @@ def test_every_token_gets_the_credit_that_local_gives_it(shape: list[int], norm:
 
 
 def test_an_episode_that_straddles_two_steps_keeps_its_total_weight() -> None:
+    from ajet.backbone.ray.rows import ROW
     from ajet.backbone.ray.trinity.algorithm import credited
-    from ajet.backbone.ray.trinity.rows import ROW
 
     groups = make_groups(BRANCHING, groups=2, size=3)
     loaded = config(loss_norm="sequence_mean")
@@ -177,8 +177,8 @@ def test_the_loss_with_kl_and_entropy_is_a_sum_over_tokens_whatever_the_micro_ba
 
 
 def test_a_step_reads_the_whole_of_a_batch_whatever_comes_in_between() -> None:
+    from ajet.backbone.ray.rows import BATCH
     from ajet.backbone.ray.trinity.algorithm import WholeBatches, credited
-    from ajet.backbone.ray.trinity.rows import BATCH
     from ajet.trainer.credit import LossNorm
 
     first, _ = credited(experiences(make_groups(BRANCHING, groups=2, seed=1)), config(), step=1)
@@ -211,10 +211,10 @@ def test_a_step_reads_the_whole_of_a_batch_whatever_comes_in_between() -> None:
 
 
 def test_rows_that_fill_up_train_nothing() -> None:
+    from ajet.backbone.ray.rows import UPDATES
     from ajet.backbone.ray.trinity.algorithm import credited, in_place
     from ajet.backbone.ray.trinity.cpu_trainer import trees_of
     from ajet.backbone.ray.trinity.host import staleness
-    from ajet.backbone.ray.trinity.rows import UPDATES
     from ajet.trainer.credit import LossNorm
 
     rows, _ = credited(experiences(make_groups(LINEAR, groups=1, size=3)), config(), step=1)
@@ -242,8 +242,8 @@ def test_a_validation_is_due_with_the_weights_of_its_step(versions: list[int], e
 
 
 def test_staleness_is_counted_by_token() -> None:
+    from ajet.backbone.ray.rows import VERSIONS
     from ajet.backbone.ray.trinity.host import staleness
-    from ajet.backbone.ray.trinity.rows import VERSIONS
 
     rows: list[Any] = [
         SimpleNamespace(info={VERSIONS: [[3, 10], [4, 30]]}),
@@ -258,8 +258,8 @@ def test_staleness_is_counted_by_token() -> None:
 
 
 def test_a_batch_without_a_usable_group_is_an_error_with_its_reason() -> None:
+    from ajet.backbone.ray.rows import empty_experience
     from ajet.backbone.ray.trinity.algorithm import NothingUsableError, credited
-    from ajet.backbone.ray.trinity.rows import empty_experience
     from ajet.schema.episode import EpisodeGroup, EpisodeStatus, Failure
 
     episode = make_groups(LINEAR, groups=1, size=1)[0][0]

@@ -101,8 +101,8 @@ def trinity_change(worker: Any, groups: Any, config: Any) -> tuple[dict[str, Any
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import left_right_2_no_padding
 
+    from ajet.backbone.ray.rows import UPDATES, group_experiences
     from ajet.backbone.ray.trinity.algorithm import credited, in_place
-    from ajet.backbone.ray.trinity.rows import UPDATES, group_experiences
     from ajet.schema.episode import EpisodeGroup
     from ajet.trainer.credit import LossNorm
 

@@ -8,7 +8,7 @@ import pytest
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.ray.mapping import Machine
-from ajet.backbone.ray.verl.adapter import VerlAdapter
+from ajet.backbone.ray.verl import VerlAdapter
 from ajet.config import make_config
 from ajet.schema.errors import UserError
 

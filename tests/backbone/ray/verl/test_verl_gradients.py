@@ -87,7 +87,7 @@ def batch_for_verl(groups: Any, config: Any, *, ranks: int = 1) -> tuple[Any, in
     from tensordict import TensorDict
 
     from ajet.backbone.ray.credit import BatchRow, credit_batch, lay_out
-    from ajet.backbone.ray.verl.rows import WEIGHTS, blank_row, group_rows
+    from ajet.backbone.ray.rows import WEIGHTS, blank_row, group_rows
     from ajet.backbone.training_settings import credit_settings
     from ajet.engine.model_source import ModelSource
     from ajet.schema.episode import EpisodeGroup

@@ -17,7 +17,7 @@ from ajet.backbone.ray.credit import (
     segments_of,
     summary_of,
 )
-from ajet.backbone.ray.verl.rows import Row, group_rows, rows_of, validation_row
+from ajet.backbone.ray.rows import Row, group_rows, rows_of, validation_row
 from ajet.context_tracker.samples import linear_samples
 from ajet.schema.episode import ROOT, Episode, EpisodeGroup, EpisodeStatus
 from ajet.trainer.credit import (

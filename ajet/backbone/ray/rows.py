@@ -1,0 +1,265 @@
+"""Episodes as verl's rows, or as Trinity's experiences: one per linear sample, with what credit needs beside it.
+
+verl's tags travel apart from the tensors, so the credit of a whole batch is computed without fetching a token.
+Trinity's `info` travels through its queue or SQL store with the tokens. Everything in it is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.backbone.ray.credit import (
+    GROUP,
+    LEAF,
+    ROWLESS,
+    SEGMENTS,
+    SUMMARY,
+    group_tag,
+    rowless_tag,
+    segments_of,
+    summary_of,
+)
+from ajet.schema.episode import BoolArray, Episode, EpisodeGroup, FloatArray, IntArray, Sample
+
+if TYPE_CHECKING:
+    import torch
+    from trinity.common.experience import Experience
+
+
+WEIGHTS = "ajet_weights"
+"""Field of a row: the weight of each of its response's tokens in the loss."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One row as verl stores it."""
+
+    key: str
+    fields: dict[str, Any]
+    tag: dict[str, Any]
+
+
+def rows_of(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int) -> list[Row]:
+    """The rows of one episode."""
+    summary = json.dumps(summary_of(episode, samples).to_json())
+    rows = []
+    for index, sample in enumerate(samples):
+        versions = sample.versions[sample.versions >= 0]
+        row = _row(
+            f"{uid}_{episode.repeat}_{index}",
+            sample.prompt_ids,
+            sample.response_ids,
+            sample.response_mask,
+            sample.logprobs,
+            step=step,
+        )
+        row.fields |= {
+            "uid": uid,
+            "session_id": episode.repeat,
+            "num_turns": len(episode.tree.calls),
+            "extra_fields": {"reward_extra_info": reward_info(episode)},
+        }
+        row.tag |= {
+            "min_global_steps": int(versions.min()) if len(versions) else step,
+            "max_global_steps": int(versions.max()) if len(versions) else step,
+            SUMMARY: summary,
+            SEGMENTS: [(segment.call, segment.start, segment.end) for segment in segments_of(sample)],
+            LEAF: sample.leaf,
+        }
+        rows.append(row)
+    return rows
+
+
+def group_rows(group: EpisodeGroup, samples: Sequence[Sequence[Sample]], *, step: int) -> list[Row]:
+    """The rows of a complete group; a blank one if nothing of it can be trained, because its episodes count."""
+    pairs = list(zip(group.episodes, samples, strict=True))
+    rows = [row for episode, mine in pairs for row in rows_of(episode, mine, uid=group.group_id, step=step)]
+    rows = rows or [blank_row(group.group_id, step=step)]
+    rows[0].tag[ROWLESS] = rowless_tag([episode for episode, mine in pairs if not mine])
+    return rows
+
+
+def blank_row(name: str, *, step: int) -> Row:
+    """A row that trains nothing. verl leaves it out of its metrics."""
+    zero = np.zeros(1, np.int32)
+    row = _row(f"{name}_0_0", zero, zero, zero.astype(np.bool_), zero.astype(np.float32), step=step)
+    row.fields |= {"uid": name, "session_id": 0, "num_turns": 0, "extra_fields": {"reward_extra_info": {}}}
+    row.tag |= {"min_global_steps": step, "max_global_steps": step, "is_padding": True}
+    return row
+
+
+def _row(
+    key: str, prompt_ids: IntArray, response_ids: IntArray, mask: BoolArray, logprobs: FloatArray, *, step: int
+) -> Row:
+    import torch
+
+    prompt = torch.from_numpy(prompt_ids.astype(np.int64))
+    response = torch.from_numpy(response_ids.astype(np.int64))
+    response_mask = torch.from_numpy(mask.astype(np.int64))
+    fields = {
+        "prompts": prompt,
+        "responses": response,
+        "input_ids": torch.cat([prompt, response]),
+        "position_ids": torch.arange(len(prompt) + len(response)),
+        "response_mask": response_mask,
+        "loss_mask": response_mask,
+        "rollout_log_probs": torch.from_numpy(logprobs.astype(np.float32)),
+        "rm_scores": torch.zeros(len(response), dtype=torch.float32),
+        WEIGHTS: torch.zeros(len(response), dtype=torch.float32),
+        "multi_modal_inputs": {},
+        "data_source": "ajet",
+        "reward_model": {"ground_truth": None},
+    }
+    tag = {
+        "status": "success",
+        "prompt_len": len(prompt),
+        "response_len": len(response),
+        "seq_len": len(prompt) + len(response),
+        "global_steps": step,
+    }
+    return Row(key, fields, tag)
+
+
+def validation_row(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int) -> Row:
+    """One row that stands for a validation episode: its last sample, with the reward on the last token."""
+    import torch
+
+    if not samples:
+        nothing = np.zeros(1, np.int32)
+        samples = [
+            Sample(
+                episode.episode_id,
+                "",
+                nothing,
+                nothing,
+                np.zeros(1, np.bool_),
+                np.zeros(1, np.float32),
+                np.full(1, -1, np.int32),
+                np.full(1, -1, np.int32),
+            )
+        ]
+    if episode.usable:
+        row = rows_of(episode, samples[-1:], uid=uid, step=step)[0]
+    else:
+        failed = Episode(**{**_fields(episode), "reward": 0.0})
+        row = rows_of(failed, samples[-1:], uid=uid, step=step)[0]
+        row.fields["extra_fields"] = {"reward_extra_info": reward_info(episode)}
+    scores = torch.zeros(len(row.fields["responses"]), dtype=torch.float32)
+    scores[-1] = 0.0 if episode.reward is None else float(episode.reward)
+    row.fields["rm_scores"] = scores
+    row.key = f"{uid}_{episode.repeat}_0"
+    return row
+
+
+def _fields(episode: Episode) -> dict[str, Any]:
+    return {name: getattr(episode, name) for name in Episode.__dataclass_fields__}
+
+
+def reward_info(episode: Episode) -> dict[str, float]:
+    """What verl averages in a validation. `acc` counts a failed episode as no success."""
+    return {
+        "acc": float(bool(episode.is_success)),
+        "true_reward": 0.0 if episode.reward is None else float(episode.reward),
+        "failed": float(not episode.usable),
+    }
+
+
+def nested(rows: Sequence[NDArray[np.float32]]) -> torch.Tensor:
+    """Rows of different lengths, as verl stores them."""
+    import torch
+
+    return torch.nested.as_nested_tensor([torch.from_numpy(row) for row in rows], layout=torch.jagged)
+
+
+ROW = "ajet_row"
+"""`{group}_{episode}_{row}`, as `credit_batch` names rows."""
+VERSIONS = "ajet_versions"
+"""[(policy version, trained tokens drawn under it), …]."""
+BATCH = "ajet_batch"
+"""(name of the batch whose credit was computed together, its number of rows)."""
+SPAN = "ajet_span"
+"""(begin, end) of the group's rollout, in seconds since the epoch."""
+AGENT = "ajet_agent"
+UPDATES = "ajet_updates"
+"""How many updates the batch that is read makes."""
+
+
+def experiences_of(
+    episode: Episode, samples: Sequence[Sample], *, uid: str, span: tuple[float, float]
+) -> list[Experience]:
+    """The experiences of one usable episode."""
+    import torch
+    from trinity.common.experience import EID, Experience
+
+    summary = summary_of(episode, samples)
+    facts = json.dumps(summary.to_json())
+    rows = []
+    for index, sample in enumerate(samples):
+        versions = Counter(sample.versions[sample.response_mask].tolist())
+        rows.append(
+            Experience(
+                eid=EID(run=episode.repeat, step=index),
+                tokens=torch.from_numpy(np.concatenate([sample.prompt_ids, sample.response_ids]).astype(np.int64)),
+                prompt_length=len(sample.prompt_ids),
+                logprobs=torch.from_numpy(sample.logprobs.astype(np.float32)),
+                action_mask=torch.from_numpy(sample.response_mask.astype(np.bool_)),
+                reward=summary.reward,
+                metrics={"reward": summary.reward, "success": float(bool(episode.is_success))},
+                info={
+                    ROW: f"{uid}_{episode.repeat}_{index}",
+                    SUMMARY: facts,
+                    SEGMENTS: [[part.call, part.start, part.end] for part in segments_of(sample)],
+                    LEAF: sample.leaf,
+                    VERSIONS: sorted([int(version), count] for version, count in versions.items()),
+                    AGENT: sample.agent,
+                    SPAN: list(span),
+                },
+            )
+        )
+    return rows
+
+
+def group_experiences(
+    group: EpisodeGroup, samples: Sequence[Sequence[Sample]], *, uid: str, span: tuple[float, float]
+) -> list[Experience]:
+    """Those of a complete group; an empty one if nothing of it can be trained, because its episodes count."""
+    pairs = list(zip(group.episodes, samples, strict=True))
+    rows = [row for episode, mine in pairs for row in experiences_of(episode, mine, uid=uid, span=span)]
+    rows = rows or [empty_experience(group, uid=uid, span=span)]
+    rows[0].info[ROWLESS] = rowless_tag([episode for episode, mine in pairs if not mine])
+    return rows
+
+
+def empty_experience(group: EpisodeGroup, *, uid: str, span: tuple[float, float]) -> Experience:
+    """Stands for a group of which nothing is trained, and carries the reason. It leaves the batch before training."""
+    import torch
+    from trinity.common.experience import EID, Experience
+
+    return Experience(
+        eid=EID(),
+        tokens=torch.zeros(2, dtype=torch.int64),
+        prompt_length=1,
+        logprobs=torch.zeros(1),
+        action_mask=torch.zeros(1, dtype=torch.bool),
+        reward=0.0,
+        metrics=_group_metrics(group),
+        info={GROUP: group_tag(group), ROW: f"{uid}_0_0", SEGMENTS: [], VERSIONS: [], SPAN: list(span)},
+    )
+
+
+def tag_of(experience: Any) -> dict[str, Any]:
+    """What `credit_batch` must know of a row."""
+    info = experience.info
+    tag = {name: info[name] for name in (SUMMARY, SEGMENTS, LEAF, ROWLESS) if name in info}
+    return tag | {"response_len": len(experience.tokens) - experience.prompt_length}
+
+
+def _group_metrics(group: EpisodeGroup) -> dict[str, float]:
+    return {"incomplete_group": float(not group.complete)}

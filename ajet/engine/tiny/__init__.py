@@ -1,1 +1,0 @@
-"""The `tiny:` models: small, deterministic, built offline. For tests, for teaching, and to try a workflow."""

@@ -1,1 +1,0 @@
-"""Python for vLLM's own processes."""
