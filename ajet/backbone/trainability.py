@@ -1,0 +1,272 @@
+"""Whether a task can be trained: figures of played episodes, what a reward pays for by mistake, and the verdict.
+
+Pure: `ajet audit` plays the episodes and the probes. A *probe* is a reply that nobody sampled: the right answer, or
+one that must earn nothing. A *hole* is a sentence about a reward that pays for the wrong reply.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ajet.backbone.metrics import is_success, pass_at_k, played, try_counts, usable
+from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeGroup, Outcome
+from ajet.trainer.credit import earned, summarise
+
+Z = 1.96
+"""Of a 95 % interval."""
+MANY_CUT = 0.1
+"""Share of episodes that a limit cut short from which the limit is what to change."""
+NOISE = -3.0
+"""Mean log-probability per sampled token below which a model writes noise: a trained one is above -2."""
+SOLVED = 0.9
+ONE_TURN = "ajet.rollout.max_response_length_in_one_turn"
+CONVERSATION = "ajet.rollout.max_model_len"
+TURNS = "ajet.rollout.multi_turn.max_steps"
+CLIENT = "max_tokens of your workflow's requests"
+GOLD, EMPTY, ECHO, FORMAT, LONGEST, SHORTEST = "gold", "empty", "echo", "format only", "longest", "shortest"
+WHAT = {
+    EMPTY: "an empty reply",
+    ECHO: "the question said back",
+    FORMAT: "the right form with another task's answer",
+    LONGEST: "the longest reply to another task",
+    SHORTEST: "the shortest reply to another task",
+}
+"""The probes that must not be rewarded."""
+
+
+class Share(NamedTuple):
+    """A share and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Share:
+        """Wilson's interval around the mean of these values, all in 0 … 1. Each counts as one trial: a value between
+        0 and 1 varies less than that, so the interval is rather too wide than too narrow."""
+        count, share = len(values), sum(values) / len(values)
+        middle = (share + Z * Z / (2 * count)) / (1 + Z * Z / count)
+        half = Z / (1 + Z * Z / count) * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
+        return cls(share, max(0.0, middle - half), min(1.0, middle + half))
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}  ({self.low:.2f} … {self.high:.2f})"
+
+
+class Limits(NamedTuple):
+    """What may cut an episode short."""
+
+    reply: int
+    conversation: int
+    turns: int
+
+
+@dataclass(slots=True)
+class Figures:
+    """What the played episodes say."""
+
+    tasks: int
+    """With at least one usable episode."""
+    episodes: int
+    usable: int
+    failures: dict[str, int]
+    pass_at: dict[int, Share]
+    mixed: Share | None
+    """Groups whose episodes earned different returns, of those with at least two usable ones."""
+    reward: tuple[float, float, float]
+    """Lowest, mean, highest return."""
+    reply_tokens: tuple[float, int]
+    """Mean and most, of a reply."""
+    conversation_tokens: tuple[float, int]
+    """Mean and most, of prompt and reply of a call."""
+    calls: int
+    cut_replies: int
+    cut_by: dict[str, int]
+    """Episodes that a limit cut short, by key."""
+    seconds: float
+    """Mean of an episode."""
+    sampled_tokens: float
+    """Mean of an episode."""
+    logprob: float
+    """Mean over sampled tokens."""
+    tool_calls: int = 0
+    bad_tool_calls: int = 0
+    """Unreadable, or of a tool that isn't offered."""
+    tool_errors: int = 0
+    """Tool results that begin with `error`."""
+
+
+def figures(groups: Sequence[EpisodeGroup], limits: Limits, threshold: float) -> Figures:
+    """The figures of these groups; all about rewards over usable episodes."""
+    whole = [played((*group.episodes, *group.failed)) for group in groups]
+    episodes = [episode for group in whole for episode in group]
+    counted = [kept for group in whole if (kept := usable(group))]
+    returns = [[earned(summarise(episode)) for episode in group] for group in counted]
+    solved = [[is_success(episode, threshold) for episode in group] for group in counted]
+    flat = [value for group in returns for value in group]
+    calls = [(episode.tree, call) for episode in episodes for call in episode.tree.calls if call.run != ROOT]
+    lengths = [_length(tree, call) for tree, call in calls]
+    whole_lengths = [call.prompt_tokens + length for (_, call), length in zip(calls, lengths, strict=True)]
+    drawn = sum(lengths)
+    failures = Counter(
+        f"{episode.status}, {episode.failure.in_short}" for episode in episodes if episode.failure is not None
+    )
+    several = [float(len(set(group)) > 1) for group in returns if len(group) > 1]
+    return Figures(
+        tasks=len(counted),
+        episodes=len(episodes),
+        usable=len(flat),
+        failures=dict(failures.most_common()),
+        pass_at={k: _pass_at(solved, k) for k in (1, *try_counts(solved))} if solved else {},
+        mixed=Share.of(several) if several else None,
+        reward=(min(flat), _mean(flat), max(flat)) if flat else (0.0, 0.0, 0.0),
+        reply_tokens=(_mean(lengths), max(lengths, default=0)),
+        conversation_tokens=(_mean(whole_lengths), max(whole_lengths, default=0)),
+        calls=len(calls),
+        cut_replies=sum(call.finish_reason == "length" for _, call in calls),
+        cut_by=dict(Counter(key for episode in episodes if (key := _cut_by(episode, limits))).most_common()),
+        seconds=_mean([episode.timings.get("total", 0.0) for episode in episodes]),
+        sampled_tokens=_mean([episode.tree.sampled_tokens for episode in episodes]),
+        logprob=sum(float(call.logprobs.sum()) for _, call in calls) / max(drawn, 1),
+    )
+
+
+def _pass_at(solved: Sequence[Sequence[bool]], k: int) -> Share:
+    return Share.of([pass_at_k(sum(group), len(group), k) for group in solved if len(group) >= k])
+
+
+def _cut_by(episode: Episode, limits: Limits) -> str | None:
+    """The key that cut the episode short."""
+    if Outcome.MAX_STEPS in episode.outcomes:
+        return TURNS
+    if Outcome.OVERFLOW in episode.outcomes:
+        return CONVERSATION
+    cut = [call for call in episode.tree.calls if call.run != ROOT and call.finish_reason == "length"]
+    if not cut:
+        return None
+    length = max(_length(episode.tree, call) for call in cut)
+    if length >= limits.reply:
+        return ONE_TURN
+    full = any(call.prompt_tokens + _length(episode.tree, call) >= limits.conversation - 1 for call in cut)
+    return CONVERSATION if full else CLIENT
+
+
+def _length(tree: CallTree, call: Call) -> int:
+    return len(tree.runs[call.run].ids)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A scripted reply to one task, and what it earned."""
+
+    kind: str
+    task_id: str
+    reply: str
+    reward: float | None
+    success: bool
+    failure: str = ""
+    """Why it has no reward."""
+    judge_failed: bool = False
+
+
+@dataclass(slots=True)
+class Probed:
+    """What is known about the reward."""
+
+    probes: list[Probe] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Why, by kind."""
+
+    def of(self, kind: str) -> list[Probe]:
+        return [probe for probe in self.probes if probe.kind == kind]
+
+
+def rewarded(probes: Iterable[Probe], lowest: float, highest: float) -> list[Probe]:
+    """Those that are a success, or earn more than half of what there is to earn."""
+    bar = (lowest + highest) / 2 if highest > lowest else math.inf
+    return [probe for probe in probes if probe.success or (probe.reward is not None and probe.reward > bar)]
+
+
+def find_hole(probed: Probed, seen: tuple[float, float], threshold: float, *, relative: bool = False) -> str | None:
+    """One sentence about the first thing the reward gets wrong; None: nothing was found.
+
+    `seen`: the lowest and highest return of the played episodes. `relative`: rewards compare the replies of a group, so
+    that only their order means anything. A hole shows in at least half of the tasks that were tried.
+    """
+    gold = probed.of(GOLD)
+    given = [probe.reward for probe in probed.probes if probe.reward is not None]
+    paid = [probe.reward for probe in gold if probe.reward is not None]
+    lowest, highest = min([*given, seen[0]]), max(paid) if paid else max(seen[1], threshold)
+    for kind, what in WHAT.items():
+        tried = probed.of(kind)
+        if failed := [probe for probe in tried if probe.judge_failed]:
+            return f"the judge fails on {what} ({_quoted(failed[0])}): {failed[0].failure}"
+        wrong = [] if relative else rewarded(tried, lowest, highest)
+        if tried and 2 * len(wrong) >= len(tried):
+            best = max((probe.reward or 0.0) for probe in wrong)
+            right = f", the right answer {max(paid):g}" if paid else ""
+            return f"{what} is rewarded: {_quoted(wrong[0])} earns {best:g}{right} ({len(wrong)} of {len(tried)} tasks)"
+    if failed := [probe for probe in gold if probe.judge_failed]:
+        return f"the judge fails on the right answer ({_quoted(failed[0])}): {failed[0].failure}"
+    above = [probe for probe in gold if _above_others(probe, probed.probes)]
+    if gold and 2 * len(above) <= len(gold):
+        worst = next(probe for probe in gold if probe not in above)
+        earns = worst.failure or f"earns {worst.reward:g}"
+        return f"the right answer earns no more than a wrong one: {_quoted(worst)} {earns}"
+    return None
+
+
+def _above_others(gold: Probe, probes: Sequence[Probe]) -> bool:
+    others = [p.reward for p in probes if p.task_id == gold.task_id and p.kind != GOLD and p.reward is not None]
+    return gold.reward is not None and all(gold.reward > other for other in others)
+
+
+def _quoted(probe: Probe) -> str:
+    text = repr(probe.reply)
+    return text if len(text) <= 100 else f"{text[:60]}…{text[-36:]} ({len(probe.reply):,} characters)"
+
+
+class Verdict(NamedTuple):
+    """What to do next."""
+
+    what: str
+    """`train`, `imitate first`, `change limits` or `change the reward`."""
+    why: str
+    key: str = ""
+    """With `change limits`: which …"""
+    value: int | None = None
+    """… and what to try."""
+
+
+def verdict(found: Figures, hole: str | None, limits: Limits, tasks_per_step: int) -> Verdict:
+    """A wrong reward spoils everything else, noise explains cut replies, and cut replies explain failures."""
+    if hole is not None:
+        return Verdict("change the reward", hole)
+    if found.logprob < NOISE:
+        why = f"the model writes noise: its tokens have a mean log-probability of {found.logprob:.1f}"
+        return Verdict("imitate first", why)
+    cut = sum(found.cut_by.values())
+    if cut > MANY_CUT * found.episodes:
+        key = max(found.cut_by, key=lambda name: found.cut_by[name])
+        now: Mapping[str, int] = {ONE_TURN: limits.reply, CONVERSATION: limits.conversation, TURNS: limits.turns}
+        value = 2 * now[key] if key in now else None
+        why = f"{found.cut_by[key]} of {found.episodes} episodes were cut short by {key}"
+        return Verdict("change limits", why, key, value)
+    teaching = tasks_per_step * (found.mixed.value if found.mixed is not None else 0.0)
+    if teaching >= 1:
+        return Verdict("train", f"of the {tasks_per_step} groups of a step, about {teaching:.1f} teach")
+    low, mean, high = found.reward
+    if found.pass_at and found.pass_at[1].value > SOLVED:
+        why = f"nothing is left to learn: {found.pass_at[1].value:.0%} of the episodes succeed. Take harder tasks"
+        return Verdict("change the reward", why + ", or let the reward tell good answers from better ones")
+    alike = f"every episode earned {mean:g}" if low == high else "the episodes of a task earn the same"
+    return Verdict("imitate first", f"{alike}: of the {tasks_per_step} groups of a step, fewer than one would teach")
