@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ajet.backbone.metrics import is_success, pass_at_k, played, try_counts, usable
+from ajet.schema.chat import Tool
 from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeGroup, Outcome
 from ajet.trainer.credit import earned, summarise
 
+ReadReply = Callable[[list[int], list[Tool]], tuple[list[str], int]]
+"""From a reply's ids: the names of its tool calls, and how many could not be read."""
 Z = 1.96
 """Of a 95 % interval."""
 MANY_CUT = 0.1
@@ -136,6 +139,44 @@ def figures(groups: Sequence[EpisodeGroup], limits: Limits, threshold: float) ->
     )
 
 
+def count_tool_calls(found: Figures, groups: Sequence[EpisodeGroup], read: ReadReply) -> None:
+    """Add them to the figures. Replies are read again, because an episode keeps only what could be read in them."""
+    for tree in (episode.tree for group in groups for episode in (*group.episodes, *group.failed)):
+        for call in tree.calls:
+            results = [str(m.get("content") or "") for m in call.new_messages if m.get("role") == "tool"]
+            found.tool_errors += sum(text.lstrip().lower().startswith("error") for text in results)
+            if call.run == ROOT or call.tools == ROOT:
+                continue
+            tools = tree.toolsets[call.tools]
+            called, unreadable = read(tree.runs[call.run].ids.tolist(), tools)
+            offered = {tool.get("function", tool).get("name") for tool in tools}
+            found.tool_calls += len(called) + unreadable
+            found.bad_tool_calls += unreadable + sum(name not in offered for name in called)
+
+
+def lines(found: Figures, limits: Limits, planned: int) -> Iterator[tuple[str, str]]:
+    """The figures, as labels and texts."""
+    yield "episodes", f"{found.episodes} of {planned} played, {found.usable} with a reward, {found.tasks} tasks"
+    for reason, count in list(found.failures.items())[:5]:
+        yield "  failed", f"{count} × {reason}"
+    for k, share in found.pass_at.items():
+        yield f"pass@{k}", f"{share}" + f"   95 % interval (Wilson) over {found.tasks} tasks" * (k == 1)
+    if found.mixed is not None:
+        yield "mixed groups", f"{found.mixed}   only these teach"
+    low, mean, high = found.reward
+    yield "return", f"{mean:.3f}, from {low:g} to {high:g}"
+    yield "reply tokens", f"{found.reply_tokens[0]:.0f}, at most {found.reply_tokens[1]} (limit {limits.reply:,})"
+    mean, most = found.conversation_tokens
+    yield "prompt and reply", f"{mean:.0f}, at most {most} (limit {limits.conversation:,})"
+    yield "cut replies", f"{found.cut_replies} of {found.calls}"
+    for key, count in found.cut_by.items():
+        yield "  cut short", f"{count} episodes, by {key}"
+    if found.tool_calls:
+        bad = f"{found.bad_tool_calls} unreadable or of unknown tools; {found.tool_errors} results begin with `error`"
+        yield "tool calls", f"{found.tool_calls}, {bad}"
+    yield "an episode", f"{found.seconds:.2f} s, {found.sampled_tokens:.0f} sampled tokens"
+
+
 def _pass_at(solved: Sequence[Sequence[bool]], k: int) -> Share:
     return Share.of([pass_at_k(sum(group), len(group), k) for group in solved if len(group) >= k])
 
@@ -209,19 +250,20 @@ def find_hole(probed: Probed, seen: tuple[float, float], threshold: float, *, re
     for kind, what in WHAT.items():
         tried = probed.of(kind)
         if failed := [probe for probe in tried if probe.judge_failed]:
-            return f"the judge fails on {what} ({_quoted(failed[0])}): {failed[0].failure}"
+            return f"the judge fails on {what} ({quoted(failed[0].reply)}): {failed[0].failure}"
         wrong = [] if relative else rewarded(tried, lowest, highest)
         if tried and 2 * len(wrong) >= len(tried):
             best = max((probe.reward or 0.0) for probe in wrong)
             right = f", the right answer {max(paid):g}" if paid else ""
-            return f"{what} is rewarded: {_quoted(wrong[0])} earns {best:g}{right} ({len(wrong)} of {len(tried)} tasks)"
+            often = f"in {len(wrong)} of {len(tried)} tasks"
+            return f"{what} is rewarded {often}: {quoted(wrong[0].reply)} earns {best:g}{right}"
     if failed := [probe for probe in gold if probe.judge_failed]:
-        return f"the judge fails on the right answer ({_quoted(failed[0])}): {failed[0].failure}"
+        return f"the judge fails on the right answer ({quoted(failed[0].reply)}): {failed[0].failure}"
     above = [probe for probe in gold if _above_others(probe, probed.probes)]
     if gold and 2 * len(above) <= len(gold):
         worst = next(probe for probe in gold if probe not in above)
         earns = worst.failure or f"earns {worst.reward:g}"
-        return f"the right answer earns no more than a wrong one: {_quoted(worst)} {earns}"
+        return f"the right answer earns no more than a wrong one: {quoted(worst.reply)} {earns}"
     return None
 
 
@@ -230,9 +272,10 @@ def _above_others(gold: Probe, probes: Sequence[Probe]) -> bool:
     return gold.reward is not None and all(gold.reward > other for other in others)
 
 
-def _quoted(probe: Probe) -> str:
-    text = repr(probe.reply)
-    return text if len(text) <= 100 else f"{text[:60]}…{text[-36:]} ({len(probe.reply):,} characters)"
+def quoted(reply: str, width: int = 100) -> str:
+    """The reply in one line: its beginning, its end and its length if it is long."""
+    text = repr(reply)
+    return text if len(text) <= width else f"{text[: width // 2]}…{text[-width // 4 :]} ({len(reply):,} characters)"
 
 
 class Verdict(NamedTuple):
