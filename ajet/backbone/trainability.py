@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,7 +25,10 @@ MANY_CUT = 0.1
 """Share of episodes that a limit cut short from which the limit is what to change."""
 NOISE = -3.0
 """Mean log-probability per sampled token below which a model writes noise: a trained one is above -2."""
+FEW_SOLVED = 0.05
+"""Share of the cut episodes below which the cut is to blame."""
 SOLVED = 0.9
+"""Share of episodes above which nothing is left to learn."""
 ONE_TURN = "ajet.rollout.max_response_length_in_one_turn"
 CONVERSATION = "ajet.rollout.max_model_len"
 TURNS = "ajet.rollout.multi_turn.max_steps"
@@ -91,6 +94,8 @@ class Figures:
     cut_replies: int
     cut_by: dict[str, int]
     """Episodes that a limit cut short, by key."""
+    cut_solved: int
+    """Of these, how many succeeded all the same."""
     seconds: float
     """Mean of an episode."""
     sampled_tokens: float
@@ -119,6 +124,7 @@ def figures(groups: Sequence[EpisodeGroup], limits: Limits, threshold: float) ->
     failures = Counter(
         f"{episode.status}, {episode.failure.in_short}" for episode in episodes if episode.failure is not None
     )
+    cut = {id(episode): key for episode in episodes if (key := _cut_by(episode, limits)) is not None}
     several = [float(len(set(group)) > 1) for group in returns if len(group) > 1]
     return Figures(
         tasks=len(counted),
@@ -132,7 +138,8 @@ def figures(groups: Sequence[EpisodeGroup], limits: Limits, threshold: float) ->
         conversation_tokens=(_mean(whole_lengths), max(whole_lengths, default=0)),
         calls=len(calls),
         cut_replies=sum(call.finish_reason == "length" for _, call in calls),
-        cut_by=dict(Counter(key for episode in episodes if (key := _cut_by(episode, limits))).most_common()),
+        cut_by=dict(Counter(cut.values()).most_common()),
+        cut_solved=sum(is_success(episode, threshold) for episode in episodes if id(episode) in cut),
         seconds=_mean([episode.timings.get("total", 0.0) for episode in episodes]),
         sampled_tokens=_mean([episode.tree.sampled_tokens for episode in episodes]),
         logprob=sum(float(call.logprobs.sum()) for _, call in calls) / max(drawn, 1),
@@ -291,25 +298,26 @@ class Verdict(NamedTuple):
 
 
 def verdict(found: Figures, hole: str | None, limits: Limits, tasks_per_step: int) -> Verdict:
-    """A wrong reward spoils everything else, noise explains cut replies, and cut replies explain failures."""
+    """A wrong reward spoils everything else, and noise explains replies that a limit cuts. A limit that cuts replies
+    which succeed all the same does no harm."""
     if hole is not None:
         return Verdict("change the reward", hole)
-    if found.logprob < NOISE:
-        why = f"the model writes noise: its tokens have a mean log-probability of {found.logprob:.1f}"
-        return Verdict("imitate first", why)
-    cut = sum(found.cut_by.values())
-    if cut > MANY_CUT * found.episodes:
-        key = max(found.cut_by, key=lambda name: found.cut_by[name])
-        now: Mapping[str, int] = {ONE_TURN: limits.reply, CONVERSATION: limits.conversation, TURNS: limits.turns}
-        value = 2 * now[key] if key in now else None
-        why = f"{found.cut_by[key]} of {found.episodes} episodes were cut short by {key}"
-        return Verdict("change limits", why, key, value)
     teaching = tasks_per_step * (found.mixed.value if found.mixed is not None else 0.0)
+    noise, cut = found.logprob < NOISE, sum(found.cut_by.values())
+    if cut > MANY_CUT * found.episodes and found.cut_solved < FEW_SOLVED * cut and not noise:
+        key = max(found.cut_by, key=lambda name: found.cut_by[name])
+        now = {ONE_TURN: limits.reply, CONVERSATION: limits.conversation, TURNS: limits.turns}
+        why = f"{found.cut_by[key]} of {found.episodes} episodes were cut short by {key}"
+        if key in now:
+            return Verdict("change limits", f"{why}: {now[key]}", key, 2 * now[key])
+        return Verdict("change limits", why, key)
     if teaching >= 1:
         return Verdict("train", f"of the {tasks_per_step} groups of a step, about {teaching:.1f} teach")
-    low, mean, high = found.reward
     if found.pass_at and found.pass_at[1].value > SOLVED:
         why = f"nothing is left to learn: {found.pass_at[1].value:.0%} of the episodes succeed. Take harder tasks"
         return Verdict("change the reward", why + ", or let the reward tell good answers from better ones")
-    alike = f"every episode earned {mean:g}" if low == high else "the episodes of a task earn the same"
-    return Verdict("imitate first", f"{alike}: of the {tasks_per_step} groups of a step, fewer than one would teach")
+    low, mean, high = found.reward
+    why = f"every episode earned {mean:g}" if low == high else "the episodes of a task earn the same"
+    if noise:
+        why += f", and the model writes noise (mean log-probability of a token: {found.logprob:.1f})"
+    return Verdict("imitate first", f"{why}: of the {tasks_per_step} groups of a step, fewer than one would teach")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.schema.errors import EXIT_FAILED, ConfigError
 from ajet.schema.printable import printable
-from ajet.system.command_line import CommandParser, fail
+from ajet.system.command_line import ArgumentError, CommandParser, fail
 
 if TYPE_CHECKING:
     from ajet.backbone.plan import Measured, RunPlan
@@ -47,6 +47,8 @@ def run(argv: Sequence[str]) -> int:
     arguments = _parser().parse_intermixed_args(argv)
     from ajet.config.loader import load_config
 
+    if arguments.gpu_hour and not arguments.time:
+        raise ArgumentError("--gpu-hour is the price of what --time measures: add --time")
     if arguments.time:
         return _show_time(load_config(arguments.conf, arguments.overrides, backbone="local"), arguments)
     config = load_config(arguments.conf, arguments.overrides, backbone="debug")  # which trains nothing, on any engine
@@ -124,11 +126,8 @@ def _advice(decided: Verdict, arguments: Namespace, config: Config) -> list[str]
     if decided.what == "imitate first":
         name = f"{Path(config.experiment_path).name}_cold_start"
         sft = "trainer_common.algorithm.policy_loss=sft trainer_common.algorithm.sft.demonstrations=talks.jsonl"
-        return [
-            f"{command} experiment_name={name} {sft}",
-            f"{command} model.path=saved_experiments/{name}/hf",
-            'talks.jsonl: conversations that succeed, one a line ({"messages": […]})',
-        ]
+        talks = 'talks.jsonl: conversations that succeed, one a line ({"messages": […]})'
+        return [f"{command} experiment_name={name} {sft}", talks, f"then train: model.path=saved_experiments/{name}/hf"]
     return []
 
 
@@ -211,8 +210,6 @@ class _Audit:
 
         count_tool_calls(found, groups, read)
         return found
-
-    # ------------------------------------------------------------------------------------------------ the reward
 
     def test_reward(self, found: Figures) -> str | None:
         """Play the probes. Returns the hole."""
@@ -358,8 +355,6 @@ class _Audit:
             probes.append(Probe(kind, task.task_id, reply, episode.reward, success, why, failed))
         return probes
 
-    # ------------------------------------------------------------------------------------------------ the report
-
     def show(self, found: Figures) -> None:
         from ajet.backbone.trainability import lines
 
@@ -384,9 +379,6 @@ class _Audit:
 
 def _worth(probe: Probe) -> tuple[bool, float]:
     return probe.success, -1e9 if probe.reward is None else probe.reward
-
-
-# ---------------------------------------------------------------------------------------------------- --time
 
 
 def _show_time(config: Config, arguments: Namespace) -> int:
