@@ -111,13 +111,17 @@ class Measured(NamedTuple):
 
 def time_lines(plan: RunPlan, whole: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What a run takes, as labels and texts."""
-    yield "the run", f"{plan.steps:,} steps of {plan.episodes_per_step:,} episodes"
-    yield "validation", f"{plan.validations:,} × {plan.validation_episodes:,} episodes"
+    of = f"{plan.episodes_per_step:,} episodes" if plan.episodes else f"{plan.tasks_per_step:,} recorded conversations"
+    yield "the run", f"{plan.steps:,} steps of {of}"
+    yield "validations", f"{plan.validations:,} of {plan.validation_episodes:,} episodes"
     yield "a step", f"{whole['step_s']:.2f} s (the first {whole['first_step_s']:.2f} s)"
-    yield "a validation", f"{whole['validation_s']:.2f} s"
+    if plan.validations:
+        yield "a validation", f"{whole['validation_s']:.2f} s"
     yield "start and end", f"{whole['rest_s']:.1f} s"
     seconds = whole["hours"] * 3600
-    yield "in all", f"{whole['hours']:.2f} hours ({seconds:,.0f} s), {whole['sampled_tokens']:,.0f} sampled tokens"
+    yield "in all", f"{whole['hours']:.2f} hours ({seconds:,.0f} s)"
+    if plan.episodes:
+        yield "sampled tokens", f"{whole['sampled_tokens']:,.0f}, validations aside"
     if "helper_tokens" in whole:
         calls, tokens, cost = (whole[f"helper_{name}"] for name in ("calls", "tokens", "cost"))
         yield "helper", f"{calls:,.0f} calls, {tokens:,.0f} tokens, {cost:,.2f} by ajet.helper.price_per_million"

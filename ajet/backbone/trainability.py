@@ -224,6 +224,8 @@ class Probe:
     failure: str = ""
     """Why it has no reward."""
     judge_failed: bool = False
+    cut: bool = False
+    """It didn't fit into the limits, so it says nothing about the reward."""
 
 
 @dataclass(slots=True)
@@ -250,7 +252,7 @@ def find_hole(probed: Probed, seen: tuple[float, float], threshold: float, *, re
     `seen`: the lowest and highest return of the played episodes. `relative`: rewards compare the replies of a group, so
     that only their order means anything. A hole shows in at least half of the tasks that were tried.
     """
-    gold = probed.of(GOLD)
+    gold = [probe for probe in probed.of(GOLD) if not probe.cut]
     given = [probe.reward for probe in probed.probes if probe.reward is not None]
     paid = [probe.reward for probe in gold if probe.reward is not None]
     lowest, highest = min([*given, seen[0]]), max(paid) if paid else max(seen[1], threshold)

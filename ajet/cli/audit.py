@@ -352,7 +352,9 @@ class _Audit:
                 continue
             why = "" if episode.failure is None else f"{episode.status}, {episode.failure.in_short}"
             failed, success = episode.status is EpisodeStatus.JUDGE_ERROR, is_success(episode, self.threshold)
-            probes.append(Probe(kind, task.task_id, reply, episode.reward, success, why, failed))
+            probes.append(
+                Probe(kind, task.task_id, reply, episode.reward, success, why, failed, bool(episode.outcomes))
+            )
         return probes
 
     def show(self, found: Figures) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ports import free_port
 
 from ajet.cli.main import main
+from support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = """
@@ -42,7 +42,7 @@ ajet:
   experiment_name: toy
   model: {path: "tiny:qwen2-0.3m"}
   task_reader: {type: jsonl_dataset_file, jsonl_dataset_file: {training: {file_path: tasks.jsonl}}}
-  data: {train_batch_size: 8}
+  data: {train_batch_size: 8, max_prompt_length: 256, max_response_length: 256}
   task_judge: {judge_protocol: judge.py->Judge}
   rollout:
     user_workflow: ask.py->Ask
@@ -149,7 +149,7 @@ def test_the_form_of_an_answer_can_be_given(toy: Path, capsys: pytest.CaptureFix
         (["--gpu-hour", "2"], "add --time"),
         (["--answer-field", "gold"], "no task has this field; the first has 'answer'"),
         (["--answer-form", "42"], "write {answer} where the answer stands"),
-        (["task_runner.wrapper_type=outside"], "Try it with task_runner.wrapper_type=asyncio"),
+        (["task_runner.wrapper_type=remote"], "Try it with task_runner.wrapper_type=asyncio"),
         (["rollout.num_repeet=2"], "did you mean"),
     ],
 )
