@@ -64,7 +64,7 @@ class Share(NamedTuple):
         return f"{self.value:.2f}  ({self.low:.2f} … {self.high:.2f})"
 
 
-class Limits(NamedTuple):
+class LengthLimits(NamedTuple):
     """What may cut an episode short."""
 
     reply: int
@@ -109,7 +109,7 @@ class Figures:
     """Tool results that begin with `error`."""
 
 
-def figures(groups: Sequence[EpisodeGroup], limits: Limits, threshold: float) -> Figures:
+def figures(groups: Sequence[EpisodeGroup], limits: LengthLimits, threshold: float) -> Figures:
     """The figures of these groups; all about rewards over usable episodes."""
     whole = [played((*group.episodes, *group.failed)) for group in groups]
     episodes = [episode for group in whole for episode in group]
@@ -161,7 +161,7 @@ def count_tool_calls(found: Figures, groups: Sequence[EpisodeGroup], read: ReadR
             found.bad_tool_calls += unreadable + sum(name not in offered for name in called)
 
 
-def lines(found: Figures, limits: Limits, planned: int) -> Iterator[tuple[str, str]]:
+def lines(found: Figures, limits: LengthLimits, planned: int) -> Iterator[tuple[str, str]]:
     """The figures, as labels and texts."""
     yield "episodes", f"{found.episodes} of {planned} played, {found.usable} with a reward, {found.tasks} tasks"
     for reason, count in list(found.failures.items())[:5]:
@@ -188,7 +188,7 @@ def _pass_at(solved: Sequence[Sequence[bool]], k: int) -> Share:
     return Share.of([pass_at_k(sum(group), len(group), k) for group in solved if len(group) >= k])
 
 
-def _cut_by(episode: Episode, limits: Limits) -> str | None:
+def _cut_by(episode: Episode, limits: LengthLimits) -> str | None:
     """The key that cut the episode short."""
     if Outcome.MAX_STEPS in episode.outcomes:
         return TURNS
@@ -287,7 +287,7 @@ def quoted(reply: str, width: int = 100) -> str:
     return text if len(text) <= width else f"{text[: width // 2]}…{text[-width // 4 :]} ({len(reply):,} characters)"
 
 
-class Verdict(NamedTuple):
+class AuditVerdict(NamedTuple):
     """What to do next."""
 
     what: str
@@ -299,11 +299,11 @@ class Verdict(NamedTuple):
     """… and what to try."""
 
 
-def verdict(found: Figures, hole: str | None, limits: Limits, tasks_per_step: int) -> Verdict:
+def verdict(found: Figures, hole: str | None, limits: LengthLimits, tasks_per_step: int) -> AuditVerdict:
     """A wrong reward spoils everything else, and noise explains replies that a limit cuts. A limit that cuts replies
     which succeed all the same does no harm."""
     if hole is not None:
-        return Verdict("change the reward", hole)
+        return AuditVerdict("change the reward", hole)
     teaching = tasks_per_step * (found.mixed.value if found.mixed is not None else 0.0)
     noise, cut = found.logprob < NOISE, sum(found.cut_by.values())
     if cut > MANY_CUT * found.episodes and found.cut_solved < FEW_SOLVED * cut and not noise:
@@ -311,15 +311,15 @@ def verdict(found: Figures, hole: str | None, limits: Limits, tasks_per_step: in
         now = {ONE_TURN: limits.reply, CONVERSATION: limits.conversation, TURNS: limits.turns}
         why = f"{found.cut_by[key]} of {found.episodes} episodes were cut short by {key}"
         if key in now:
-            return Verdict("change limits", f"{why}: {now[key]}", key, 2 * now[key])
-        return Verdict("change limits", why, key)
+            return AuditVerdict("change limits", f"{why}: {now[key]}", key, 2 * now[key])
+        return AuditVerdict("change limits", why, key)
     if teaching >= 1:
-        return Verdict("train", f"of the {tasks_per_step} groups of a step, about {teaching:.1f} teach")
+        return AuditVerdict("train", f"of the {tasks_per_step} groups of a step, about {teaching:.1f} teach")
     if found.pass_at and found.pass_at[1].value > SOLVED:
         why = f"nothing is left to learn: {found.pass_at[1].value:.0%} of the episodes succeed. Take harder tasks"
-        return Verdict("change the reward", why + ", or let the reward tell good answers from better ones")
+        return AuditVerdict("change the reward", why + ", or let the reward tell good answers from better ones")
     low, mean, high = found.reward
     why = f"every episode earned {mean:g}" if low == high else "the episodes of a task earn the same"
     if noise:
         why += f", and the model writes noise (mean log-probability of a token: {found.logprob:.1f})"
-    return Verdict("imitate first", f"{why}: of the {tasks_per_step} groups of a step, fewer than one would teach")
+    return AuditVerdict("imitate first", f"{why}: of the {tasks_per_step} groups of a step, fewer than one would teach")

@@ -23,7 +23,7 @@ from ajet.system.command_line import ArgumentError, CommandParser, fail
 
 if TYPE_CHECKING:
     from ajet.backbone.plan import Measured, RunPlan
-    from ajet.backbone.trainability import Figures, Probe, Verdict
+    from ajet.backbone.trainability import AuditVerdict, Figures, Probe
     from ajet.config import Config
     from ajet.engine.base import Engine
     from ajet.engine.scripted import ScriptedCall
@@ -115,7 +115,7 @@ def _nothing_to_say(found: Figures, stopped: bool) -> str:
     return "\n    ".join([first, *why])
 
 
-def _advice(decided: Verdict, arguments: Namespace, config: Config) -> list[str]:
+def _advice(decided: AuditVerdict, arguments: Namespace, config: Config) -> list[str]:
     """What to run or to change, line by line."""
     command = " ".join(["ajet --conf", str(arguments.conf), *arguments.overrides])
     if decided.what == "train":
@@ -140,7 +140,7 @@ class _Audit:
 
     def __init__(self, config: Config, arguments: Namespace) -> None:
         from ajet.backbone.checks import ELSEWHERE
-        from ajet.backbone.trainability import Limits, Probed
+        from ajet.backbone.trainability import LengthLimits, Probed
         from ajet.observe.viewer import answer_names
         from ajet.task_reader import build_reader, read_training_tasks
 
@@ -157,7 +157,7 @@ class _Audit:
             raise ConfigError(f"--answer-form {arguments.answer_form!r}: write {{answer}} where the answer stands")
         rollout.enable_oversample, rollout.min_group_size = False, 1  # every episode counts, and none ends the others
         self.config, self.names, self.form = config, names, arguments.answer_form
-        self.limits = Limits(
+        self.limits = LengthLimits(
             rollout.max_response_length_in_one_turn, rollout.max_model_len, rollout.multi_turn.max_steps
         )
         count = min(arguments.tasks, len(tasks))
@@ -261,12 +261,13 @@ class _Audit:
         tried = [(GOLD, form.replace("{answer}", answers[first.task_id])) for form in forms]
         (group,) = self._replay([first], [tried])
         results = self._results(first, tried, group)
-        best = max(range(len(forms)), key=lambda index: _worth(results[index]))
+        best = max(range(len(forms)), key=lambda i: (results[i].success, results[i].reward or 0.0))
         plays_on = any(call.turn for episode, _ in self.seen for call in episode.tree.calls)
-        if not results[best].success and (
-            plays_on or any(is_success(episode, self.threshold) for episode, _ in self.seen)
-        ):
+        if not results[best].success and (cut := sum(result.cut for result in results)):
+            why = f"the limits cut {cut} of {len(forms)} forms of the right answer"
+        elif not results[best].success and (plays_on or any(is_success(one, self.threshold) for one, _ in self.seen)):
             why = f"none of {len(forms)} forms of the right answer is rewarded on its own: see --answer-form"
+        if why:
             self.probed.skipped |= dict.fromkeys((GOLD, FORMAT), why)
             return {}, tasks
         if len(tasks) == 1:
@@ -379,10 +380,6 @@ class _Audit:
             print(printable(f"  {kind:<18} {earned:<12} {why or quoted(probes[0].reply, 60)}"))
 
 
-def _worth(probe: Probe) -> tuple[bool, float]:
-    return probe.success, -1e9 if probe.reward is None else probe.reward
-
-
 def _show_time(config: Config, arguments: Namespace) -> int:
     from ajet.backbone.checks import read_tasks
     from ajet.backbone.plan import RunPlan, time_lines, training_samples
@@ -436,7 +433,7 @@ def _calibrate(config: Config, plan: RunPlan) -> Measured | None:
 
 def _price(config: Config, plan: RunPlan, episodes: int, hours: float, gpu_hour: float | None) -> dict[str, Any]:
     """`episodes`: those of the short run, in which the helper was asked."""
-    from ajet.backbone.local.placement import place, visible_gpus
+    from ajet.backbone.local import place, visible_gpus
     from ajet.task_judge.helper import HelperModel
 
     result: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from ajet.backbone.trainability import (
     TURNS,
     WHAT,
     Figures,
-    Limits,
+    LengthLimits,
     Probe,
     Probed,
     Share,
@@ -28,7 +28,7 @@ from ajet.backbone.trainability import (
 )
 from ajet.schema.episode import Call, CallTree, Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger, Outcome, Run
 
-LIMITS = Limits(reply=8, conversation=100, turns=5)
+LIMITS = LengthLimits(reply=8, conversation=100, turns=5)
 
 
 def episode(
