@@ -46,6 +46,8 @@ class EpisodeFilter:
     failure: str = ""
     success: bool | None = None
     validation: bool | None = None
+    mixed: bool | None = None
+    """Only groups whose episodes have different rewards (True), or the same (False)."""
     ids: tuple[str, ...] | None = None
     """Only these episodes."""
     text: str = ""
@@ -262,6 +264,10 @@ def _condition(where: EpisodeFilter) -> tuple[str, list[Any]]:
         add("success = ?", int(where.success))
     if where.validation is not None:
         add("validation = ?", int(where.validation))
+    if where.mixed is not None:
+        sign = "<" if where.mixed else "="
+        groups = "SELECT group_id FROM episode WHERE group_id != '' GROUP BY group_id"
+        add(f"group_id IN ({groups} HAVING min(reward) {sign} max(reward))")
     if where.agent:
         add("id IN (SELECT episode FROM agent WHERE name = ?)", where.agent)
     if where.ids is not None:

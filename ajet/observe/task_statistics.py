@@ -19,6 +19,8 @@ TASK_SORT_KEYS: tuple[str, ...] = get_args(TaskSortKey)
 _MOST_VALUES = 12
 """Up to so many different rewards, each is a bin of its own; of more, equal ranges are made."""
 _RANGES = 16
+_COLUMNS = 500
+"""A chart is about so many pixels wide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,8 @@ class RewardHistogram:
     steps: list[int]
     counts: list[list[int]]
     """Per step, the number of episodes in each bin."""
+    width: int = 1
+    """Of a long run, so many steps are counted together, under the first of them."""
 
 
 class RewardCount(NamedTuple):
@@ -186,12 +190,16 @@ def reward_histograms(runs: Sequence[Sequence[RewardCount]]) -> list[RewardHisto
 
 
 def _histogram(run: Sequence[RewardCount], values: list[float], bins: list[tuple[float, float]]) -> RewardHistogram:
-    steps = sorted({found.step for found in run})
+    numbers = [found.step for found in run]
+    first = min(numbers, default=0)
+    width = max(1, -(-(max(numbers, default=0) + 1 - first) // _COLUMNS))
+    starts = {number: number - (number - first) % width for number in numbers}
+    steps = sorted(set(starts.values()))
     counts = {step: [0] * len(bins) for step in steps}
     place = {value: index for index, value in enumerate(values)} if len(bins) == len(values) else None
     for step, reward, count in run:
-        counts[step][place[reward] if place is not None else _range_of(reward, values)] += count
-    return RewardHistogram(bins, steps, [counts[step] for step in steps])
+        counts[starts[step]][place[reward] if place is not None else _range_of(reward, values)] += count
+    return RewardHistogram(bins, steps, [counts[step] for step in steps], width)
 
 
 def _bins(values: list[float]) -> list[tuple[float, float]]:

@@ -20,6 +20,7 @@ SETTLED = """() => {
   const done = (id, ready) => !document.getElementById(id) || ready(document.getElementById(id));
   return document.readyState === "complete"
     && done("experiments", (table) => table.tBodies[0].rows.length)
+    && done("overview", (page) => page.dataset.ready)
     && done("charts-page", () => document.querySelector(".chart canvas"))
     && done("tasks", () => document.getElementById("count").textContent)
     && done("task", (task) => task.dataset.ready)

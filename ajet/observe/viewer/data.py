@@ -42,13 +42,14 @@ from ajet.observe.task_statistics import (
 )
 from ajet.observe.viewer.episode_view import answer_names, episode_view, gold_answer, task_view, tokens_view
 from ajet.observe.viewer.library import Experiment, Library, Reading
+from ajet.observe.viewer.overview import overview
+from ajet.observe.viewer.series import Shown
 
 _PAGE_SIZE = 100
 _LARGEST_PAGE = 1000
 _LARGEST_FILE = 1_000_000
 """Rows of a CSV file."""
 _GROUP_LIMIT = 64
-_INTEGER = re.compile(r"-?[0-9]{1,15}")
 
 
 # ---------------------------------------------------------------- queries in URLs
@@ -83,6 +84,7 @@ def episode_query(values: Mapping[str, str], notes: Notes | None = None) -> Epis
         failure=values.get("failure", ""),
         success=_boolean(values, "success"),
         validation=_boolean(values, "validation"),
+        mixed=_mixed(values),
         ids=_noted(values, notes),
         text=values.get("q", ""),
     )
@@ -94,6 +96,14 @@ def episode_query(values: Mapping[str, str], notes: Notes | None = None) -> Epis
         offset=offset,
         limit=limit,
     )
+
+
+def _mixed(values: Mapping[str, str]) -> bool | None:
+    """Whether the episodes of a group should have different rewards."""
+    kind = values.get("groups", "")
+    if kind not in ("", "all", "mixed", "equal"):
+        raise HTTPException(400, f"groups={kind!r}: must be all, mixed or equal")
+    return None if kind in ("", "all") else kind == "mixed"
 
 
 def _noted(values: Mapping[str, str], notes: Notes | None) -> tuple[str, ...] | None:
@@ -229,6 +239,7 @@ class Data:
             Route("/api/experiments", self.experiments),
             Route("/api/rewards", self.rewards),
             Route("/api/x/{name}", self.summary),
+            Route("/api/x/{name}/overview", self.overview),
             Route("/api/x/{name}/metrics", self.metrics),
             Route("/api/x/{name}/metrics.csv", self.metrics_file),
             Route("/api/x/{name}/episodes", self.episodes),
@@ -251,12 +262,20 @@ class Data:
         return _json(self._named(request).summary())
 
     def metrics(self, request: Request) -> Response:
-        after = request.query_params.get("after", "")
+        """What charts show. `?name=…&stacked=…`: the metrics; `?known=`: the stamp of what the page already has."""
+        experiment, query = self._named(request), request.query_params
+        smooth = _real(query, "smooth") or 0.0
+        if not 0 <= smooth < 1:
+            raise HTTPException(400, "smooth: must be from 0 to below 1")
+        shown = Shown(
+            tuple(query.getlist("name")), tuple(query.getlist("stacked")), _integer(query, "from"),
+            _integer(query, "to"), smooth,
+        )  # fmt: skip
+        return _json({**experiment.chart(shown, query.get("known", "")), "running": experiment.running})
+
+    def overview(self, request: Request) -> Response:
         experiment = self._named(request)
-        if after and not _INTEGER.fullmatch(after):
-            raise HTTPException(400, "after: should be the number of a step")
-        columns = experiment.metrics(int(after) if after else None)
-        return _json({**columns, "running": experiment.running})
+        return _json({**overview(experiment), "running": experiment.running})
 
     def episodes(self, request: Request) -> Response:
         experiment = self._named(request)
@@ -338,7 +357,9 @@ class Data:
 
     def facets(self, request: Request) -> Response:
         store = self._named(request).store()
-        return _json(asdict(store.facets()) if store is not None else {"total": 0})
+        if store is None:
+            return _json({"total": 0})
+        return _json({**asdict(store.facets()), "newest": _newest(store)})
 
     def group(self, request: Request) -> Response:
         store = self._store(request)
@@ -383,6 +404,16 @@ _TASK_FIELDS = tuple(field.name for field in fields(TaskRow))
 def _episode(experiment: Experiment, recorded: RecordedEpisode, store: EpisodeStore) -> dict[str, Any]:
     """An episode's view with that of its task."""
     return {**episode_view(recorded, store), "task": task_view(experiment, store, recorded.episode.task_id)}
+
+
+def _newest(store: EpisodeStore) -> dict[str, Any] | None:
+    """The last training step, and whether groups in it have different rewards; None before the first."""
+    found = store.rows("SELECT step FROM episode WHERE validation = 0 ORDER BY step DESC LIMIT 1")
+    if not found:
+        return None
+    step = found[0]["step"]
+    _, mixed = store.page(EpisodeFilter(step_min=step, step_max=step, validation=False, mixed=True), limit=0)
+    return {"step": step, "mixed": mixed > 0}
 
 
 def _reward_counts(experiment: Experiment) -> list[RewardCount]:

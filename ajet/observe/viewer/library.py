@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from ajet.observe.experiment import JUDGE, is_running, read_environment, read_ev
 from ajet.observe.metrics import flatten
 from ajet.observe.run_files import Note, Notes, open_regular, read_regular, unreadable_lines
 from ajet.observe.viewer.candidates import PromptHistory
+from ajet.observe.viewer.series import MetricsReader, Shown
 from ajet.schema.errors import UserError
 
 _T = TypeVar("_T")
@@ -26,6 +27,7 @@ _MARKS = ("config.resolved.yaml", "metrics.jsonl", "episodes.sqlite")
 """A folder that contains one of these is an experiment."""
 _LOG_TAIL_BYTES = 200_000
 _SPARK_POINTS = 40
+_LISTED = ("return/mean", "success/rate", "val/return/mean")
 
 
 class NoExperimentsError(UserError):
@@ -102,15 +104,20 @@ class Experiment:
         self._store: EpisodeStore | None = None
         self._store_inode = 0
         self._lock = threading.Lock()
+        self._config: tuple[tuple[int, int], dict[str, Any]] = ((0, 0), {})
 
     @property
     def running(self) -> bool:
         return is_running(self.path)
 
-    def metrics(self, after: int | None = None) -> dict[str, Any]:
-        """`steps` and, for each metric, one value per step (null where a step has none). `problem`: what of the file
-        can't be read."""
-        return self._metrics.columns(after)
+    def metrics(self, names: Collection[str] | None = None) -> dict[str, Any]:
+        """`steps` and, for each of these metrics (all, if None), one value per step (null where a step has none).
+        `problem`: what of the file can't be read."""
+        return self._metrics.columns(names)
+
+    def chart(self, shown: Shown, known: str = "") -> dict[str, Any]:
+        """What charts show of the metrics (`MetricsReader.chart`)."""
+        return self._metrics.chart(shown, known)
 
     def store(self) -> EpisodeStore | None:
         """The recorded episodes; None if there are none yet."""
@@ -125,13 +132,19 @@ class Experiment:
             return self._store
 
     def config(self) -> dict[str, Any]:
-        """The resolved config, secrets masked."""
+        """The resolved config, secrets masked; parsed again only if the file is another one."""
         file = self.path / "config.resolved.yaml"
-        try:
-            loaded = yaml.safe_load(read_regular(file)) if file.exists() else None
-        except (yaml.YAMLError, UnicodeError) as error:
-            raise DamagedExperimentError(f"{file} is not YAML: {error}") from error
-        return loaded if isinstance(loaded, dict) else {}
+        if not file.exists():
+            return {}
+        status = file.stat()
+        stamp = (status.st_ino, status.st_mtime_ns)
+        if stamp != self._config[0]:
+            try:
+                loaded = yaml.safe_load(read_regular(file))
+            except (yaml.YAMLError, UnicodeError) as error:
+                raise DamagedExperimentError(f"{file} is not YAML: {error}") from error
+            self._config = (stamp, loaded if isinstance(loaded, dict) else {})
+        return self._config[1]
 
     def success_threshold(self) -> float:
         """The reward from which an episode counts as solved if neither workflow nor judge said so."""
@@ -177,12 +190,11 @@ class Experiment:
         no_steps: dict[str, Any] = {"steps": [], "series": {}, "problem": ""}
         no_events: list[dict[str, Any]] = []
         config = reading.part(self.config, nothing)
-        columns = reading.part(self.metrics, no_steps)
+        columns = reading.part(lambda: self.metrics(_LISTED), no_steps)
         if columns["problem"]:
             reading.problems.append(columns["problem"])
         returns, successes, validations = (
-            [value for value in columns["series"].get(name, []) if isinstance(value, int | float)]
-            for name in ("return/mean", "success/rate", "val/return/mean")
+            [value for value in columns["series"].get(name, []) if isinstance(value, int | float)] for name in _LISTED
         )
         events = reading.part(self.events, no_events)
         reading.problems += reading.part(self._left_out_events, [])
@@ -245,61 +257,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-class MetricsReader:
-    """Reads `metrics.jsonl` into columns; when the file has grown, only the new part."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        self._start_over()
-
-    def _start_over(self) -> None:
-        self._offset = 0
-        self._inode = 0
-        self._lines = 0
-        self._problem = ""
-        self._steps: dict[int, dict[str, Any]] = {}
-
-    def columns(self, after: int | None = None) -> dict[str, Any]:
-        """Steps after `after` (all, if None). `generation` changes when earlier steps may have changed."""
-        with self._lock:
-            self._read()
-            steps = sorted(step for step in self._steps if after is None or step > after)
-            records = [self._steps[step] for step in steps]
-            generation, problem = self._inode, self._problem
-        names = sorted({name for record in records for name in record} - {"step"})
-        series = {name: [_finite(record.get(name)) for record in records] for name in names}
-        return {"steps": steps, "series": series, "generation": str(generation), "problem": problem}
-
-    def _read(self) -> None:
-        if not self._path.exists():
-            self._start_over()
-            return
-        status = self._path.stat()
-        if status.st_ino != self._inode or status.st_size < self._offset:
-            self._start_over()
-            self._inode = status.st_ino
-        with open_regular(self._path) as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._offset += len(line)
-                self._lines += 1
-                self._take(line)
-
-    def _take(self, line: bytes) -> None:
-        """A line that holds no step is left out, and named."""
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
-            self._steps.setdefault(record["step"], {}).update(record)
-        else:
-            self._problem = f"{self._path}, line {self._lines}: not a step's metrics, and left out"
-
-
 def is_experiment(path: Path) -> bool:
     """Whether a folder contains what a run writes."""
     try:
@@ -338,10 +295,6 @@ def _log_record(line: str) -> dict[str, Any]:
         return record
     except ValueError:
         return {"level": "damaged", "message": line}
-
-
-def _finite(value: Any) -> Any:
-    return value if isinstance(value, int | float) else None
 
 
 def _thin(values: list[float]) -> list[float]:

@@ -184,6 +184,7 @@ class Pages:
             Route("/login", self.login, methods=["GET", "POST"]),
             Route("/compare", self.compare),
             Route("/x/{name}", self.run),
+            Route("/x/{name}/charts", self.charts),
             Route("/x/{name}/episodes", self.episodes),
             Route("/x/{name}/tasks", self.tasks),
             Route("/x/{name}/task/{task:path}", self.task),
@@ -221,7 +222,10 @@ class Pages:
         return self._page(template, title=title, experiment=experiment, tab=tab, **values)
 
     def run(self, request: Request) -> Response:
-        return self._experiment_page(request, "run.html", "charts", runs=[self._named(request).name])
+        return self._experiment_page(request, "overview.html", "overview")
+
+    def charts(self, request: Request) -> Response:
+        return self._experiment_page(request, "run.html", "charts", "Charts", runs=[self._named(request).name])
 
     def episodes(self, request: Request) -> Response:
         return self._experiment_page(request, "episodes.html", "episodes", "Episodes")
@@ -288,9 +292,13 @@ class Pages:
     def _named(self, request: Request) -> Experiment:
         return self._library.get(request.path_params["name"])
 
-    def error(self, status: int, detail: str) -> Response:
-        """Render the page that says what went wrong."""
-        return self._page("error.html", status, title=str(status), detail=detail)
+    def error(self, path: str, status: int, detail: str) -> Response:
+        """Render the page that says what went wrong, with a way back."""
+        name = path.split("/")[2] if path.startswith("/x/") else ""
+        title = "There is no such page" if status == HTTPStatus.NOT_FOUND else HTTPStatus(status).phrase
+        detail = path if detail == HTTPStatus.NOT_FOUND.phrase else detail
+        near = name if name in self._library.names() else ""
+        return self._page("error.html", status, title=title, detail=detail, near=near)
 
 
 @cache

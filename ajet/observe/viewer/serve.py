@@ -35,7 +35,7 @@ def create_app(library: Library, access: Access) -> Starlette:
     def refuse(request: Request, status: int, detail: str) -> Response:
         if request.scope["path"].startswith("/api/"):
             return Response(msgspec.json.encode({"error": detail}), status, media_type="application/json")
-        return pages.error(status, detail)
+        return pages.error(request.scope["path"], status, detail)
 
     def failed(request: Request, error: Exception) -> Response:
         match error:

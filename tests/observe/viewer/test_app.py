@@ -82,13 +82,24 @@ def test_bad_queries_say_what_is_wrong(experiments: Path) -> None:
     for query in ("step_min=x", "sort=reward;drop", "success=maybe", "reward_max=nan", "offset=1e400"):
         answer = visitor.get(f"/api/x/math-agent/episodes?{query}")
         assert answer.status_code == 400 and query.split("=")[0] in answer.json()["error"]
-    for after in ("--5", "1e9", "x", "9" * 400):
-        answer = visitor.get(f"/api/x/math-agent/metrics?after={after}")
-        assert answer.status_code == 400 and "after" in answer.json()["error"]
-    for after in ("", "-1", "3"):
-        assert visitor.get(f"/api/x/math-agent/metrics?after={after}").status_code == 200
+    for query in ("from=--5", "to=x", "from=" + "9" * 400, "smooth=1", "smooth=nan"):
+        answer = visitor.get(f"/api/x/math-agent/metrics?{query}")
+        assert answer.status_code == 400 and query.split("=")[0] in answer.json()["error"]
+    for query in ("", "from=-1", "to=3", "smooth=0.5", "name=nothing"):
+        assert visitor.get(f"/api/x/math-agent/metrics?{query}").status_code == 200
+    assert visitor.get("/api/x/math-agent/episodes?groups=some").status_code == 400
     assert visitor.get("/api/x/math-agent/episode/none").status_code == 404
     assert visitor.get("/x/none").status_code == 404
+
+
+def test_a_page_that_is_not_there_leads_back(experiments: Path) -> None:
+    access = Access()
+    visitor = client(experiments, access)
+    visitor.get(f"/?token={access.token}")
+    missing = visitor.get("/x/math-agent/nonsense")
+    assert missing.status_code == 404 and "There is no such page" in missing.text
+    assert 'href="/x/math-agent">Back to math-agent' in missing.text and 'href="/"' in missing.text
+    assert "no experiment &#39;none&#39;" in visitor.get("/x/none").text
 
 
 @pytest.mark.parametrize(
@@ -133,5 +144,5 @@ def test_how_the_judge_graded_is_shown(tmp_path: Path) -> None:
     assert "Rubrics of the judge" in about and "&lt;b&gt;Be right." in about and "<b>Be right" not in about
     shown = visitor.get(f"/api/x/graded/episode/{episode.episode_id}").json()["episode"]
     assert shown["reward_parts"] == {"correct": 1.0, "style": 0.5} and shown["reward_weights"] == {"style": 0.3}
-    columns = visitor.get("/api/x/graded/metrics").json()["series"]
+    columns = visitor.get("/api/x/graded/metrics?name=reward/correct&name=reward/style").json()["series"]
     assert columns["reward/correct"] == [1.0] and columns["reward/style"] == [0.5]

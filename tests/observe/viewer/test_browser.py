@@ -89,7 +89,7 @@ def test_experiments_are_listed_found_and_compared(viewer: Viewer, open_page: Op
 
 @pytest.mark.slow
 def test_charts_show_what_was_logged_and_the_link_keeps_the_view(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
-    page = open_page(viewer, f"/x/{EXPERIMENT}", width=1920, height=1080)
+    page = open_page(viewer, f"/x/{EXPERIMENT}/charts", width=1920, height=1080)
     for title in ("Reward", "Success", "pass@k", "KL", "Entropy", "Clip fraction", "Staleness", "Tokens per second"):
         expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
     for title in ("Time per step", "Packing ratio", "Masked", "Failures", "How episodes ended", "Turns"):
@@ -133,6 +133,11 @@ def test_episodes_filter_sort_and_page(viewer: Viewer, open_page: Open, shoot: S
     store = store_of(viewer)
     page = open_page(viewer, f"/x/{EXPERIMENT}/episodes")
     total = store.facets().total
+    newest = store.page(EpisodeFilter(step_min=20, step_max=20, validation=False, mixed=True))[1]
+    expect(page.locator("#count")).to_have_text(f"1–{newest} of {newest} episodes")
+    expect(page).to_have_url(re.compile("step_min=20&step_max=20&validation=no&groups=mixed"))
+    shoot(page, "episodes-newest")
+    page.get_by_role("button", name=f"Show all {total} episodes").click()
     expect(page.locator("#count")).to_have_text(f"1–100 of {total} episodes")
     shoot(page, "episodes")
     page.get_by_role("button", name="Next").click()
@@ -244,7 +249,7 @@ def test_tokens_tell_what_is_known_of_each(viewer: Viewer, open_page: Open, shoo
 
 
 def test_dark_and_light(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
-    page = open_page(viewer, f"/x/{EXPERIMENT}", scheme="dark", width=1920, height=1080)
+    page = open_page(viewer, f"/x/{EXPERIMENT}/charts", scheme="dark", width=1920, height=1080)
     expect(page.locator(".chart canvas").first).to_be_visible()
     background = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(background)
@@ -258,7 +263,8 @@ def test_dark_and_light(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
 @pytest.mark.slow
 def test_keyboard_and_names_for_everything(viewer: Viewer, open_page: Open) -> None:
     row = forked(viewer)
-    for path in ("/", f"/x/{EXPERIMENT}", f"/x/{EXPERIMENT}/episodes", f"/x/{EXPERIMENT}/episode/{row['episode_id']}"):
+    run = f"/x/{EXPERIMENT}"
+    for path in ("/", run, f"{run}/charts", f"{run}/episodes", f"{run}/episode/{row['episode_id']}"):
         page = open_page(viewer, path)
         settled(page)
         nameless = page.evaluate(
@@ -329,7 +335,7 @@ def test_hostile_text_is_text(tmp_path: Path, open_page: Open, shoot: Shoot) -> 
         "%3Cscript%3Ewindow.hacked%20%3D%201%3C%2Fscript%3E%3Cimg%20src%3Dx%20onerror%3D'window.hacked%20%3D%201'%3E"
     )
     for path in (
-        "/", "/x/hostile", "/x/hostile/about", "/x/hostile/episodes", f"/x/hostile/group/{group}",
+        "/", "/x/hostile", "/x/hostile/charts", "/x/hostile/about", "/x/hostile/episodes", f"/x/hostile/group/{group}",
         "/x/hostile/tasks", f"/x/hostile/task/{group}", f"/x/hostile/differences?a={first}&b={second}",
         f"/x/hostile/episode/{episode.episode_id}", f"/x/hostile/episode/{episode.episode_id}?view=tokens&call=0",
         f"/x/hostile/episode/{episode.episode_id}?view=details",
@@ -361,7 +367,7 @@ def all_pages(viewer: Viewer) -> list[str]:
     others, _ = store_of(viewer).page(EpisodeFilter(group=row["group_id"]), sort="reward", descending=False)
     run, episode = f"/x/{EXPERIMENT}", f"/x/{EXPERIMENT}/episode/{row['episode_id']}"
     return [
-        "/", "/compare?runs=math-agent,math-agent-rloo", run, f"{run}/episodes", f"{run}/about",
+        "/", "/compare?runs=math-agent,math-agent-rloo", run, f"{run}/charts", f"{run}/episodes", f"{run}/about",
         f"{run}/tasks", f"{run}/task/{row['task_id']}",
         f"{run}/differences?a={row['episode_id']}&b={others[0]['episode_id']}",
         f"{run}/group/{row['group_id']}", episode, f"{episode}?view=tokens&call=0", f"{episode}?view=details",
@@ -453,7 +459,7 @@ def test_a_validation_is_not_called_training(tmp_path: Path, open_page: Open) ->
 
 
 def test_charts_fold_and_can_be_saved(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
-    page = open_page(viewer, f"/x/{EXPERIMENT}")
+    page = open_page(viewer, f"/x/{EXPERIMENT}/charts")
     settled(page)
     both = page.locator(".chart", has=page.get_by_role("heading", name="Training and validation", exact=True))
     expect(both).to_contain_text("training")
@@ -575,7 +581,7 @@ def test_notes_are_written_and_read(tmp_path: Path, experiments: Path, open_page
     page.get_by_role("button", name="Keep").click()
     expect(page.locator("#note .text")).to_have_text("The judge read the wrong line.")
     shoot(page, "note")
-    page.goto(f"{page.url.split('/episode')[0]}/episodes")
+    page.goto(f"{page.url.split('/episode')[0]}/episodes?groups=all")
     page.get_by_label("Notes").select_option("tag:judge")
     expect(page.locator("#count")).to_have_text("1–1 of 1 episode")
     expect(page.locator("#episodes tbody")).to_contain_text("look again")
@@ -592,7 +598,7 @@ def test_notes_are_written_and_read(tmp_path: Path, experiments: Path, open_page
 
 
 def test_keys_are_listed_and_the_environment_is_shown(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
-    page = open_page(viewer, f"/x/{EXPERIMENT}")
+    page = open_page(viewer, f"/x/{EXPERIMENT}/charts")
     settled(page)
     page.keyboard.press("?")
     expect(page.get_by_role("dialog", name="Keys")).to_contain_text("zoom all charts")
@@ -601,7 +607,7 @@ def test_keys_are_listed_and_the_environment_is_shown(viewer: Viewer, open_page:
     expect(page.get_by_role("dialog")).to_have_count(0)
     page.keyboard.press("/")
     expect(page.get_by_label("Find a metric")).to_be_focused()
-    page.goto(f"{page.url.split('?')[0]}/about")
+    page.goto(f"{page.url.split('/charts')[0]}/about")
     environment = page.locator("section.card", has=page.get_by_role("heading", name="Environment"))
     for name in ("Python", "machine", "torch", "command"):
         expect(environment).to_contain_text(name)

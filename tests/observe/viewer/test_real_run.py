@@ -85,19 +85,21 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def test_a_real_run_is_seen_while_it_goes_and_after(run: Run, open_page: Open, shoot: Shoot) -> None:
     home = open_page(run.viewer)
     expect(home.locator("#experiments tbody tr")).to_contain_text("running", timeout=STARTING_MS)
-    charts = open_page(run.viewer, "/x/real")
-    step = charts.locator(".tile", has_text="Step").first
-    expect(step).to_contain_text("1", timeout=STARTING_MS)
+    overview = open_page(run.viewer, "/x/real")
+    step = overview.locator("#about-run")
+    expect(step).to_contain_text("step 1", timeout=STARTING_MS)
+    charts = open_page(run.viewer, "/x/real/charts")
     expect(charts.locator("#live")).to_have_text("live")
-    episodes = open_page(run.viewer, "/x/real/episodes")
+    episodes = open_page(run.viewer, "/x/real/episodes?groups=all")
     expect(episodes.locator("#count")).to_have_text(f"1–{EACH_STEP} of {EACH_STEP} episodes")
 
-    look_at_one_episode(open_page(run.viewer, "/x/real/episodes"), shoot)
-    filter_and_open_a_group(open_page(run.viewer, "/x/real/episodes"), shoot)
+    look_at_one_episode(open_page(run.viewer, "/x/real/episodes?groups=all"), shoot)
+    filter_and_open_a_group(open_page(run.viewer, "/x/real/episodes?groups=all"), shoot)
     assert run.process.poll() is None, "all this was in the middle of the run"
 
     run.finish()
-    expect(step).to_contain_text("3")
+    expect(step).to_contain_text("step 3")
+    expect(overview.locator("#status")).to_have_text("completed")
     expect(episodes.locator("#count")).to_have_text(f"1–{3 * EACH_STEP} of {3 * EACH_STEP} episodes")
     expect(home.locator("#experiments tbody tr")).to_contain_text("completed")
     expect(charts.locator("#live")).to_be_hidden()

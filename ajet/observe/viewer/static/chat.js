@@ -1,5 +1,17 @@
 // A conversation: messages with reasoning, tool calls and results.
-import { el, oddName, short, signClass, signed, textBlock, appendText } from "./common.js";
+import { $, el, isLong, oddName, short, signClass, signed, textBlock, appendText } from "./common.js";
+import { appendMarkdown } from "./markdown.js";
+
+/** What a message says, rendered or as it is. A very long text is shown as it is. */
+const said = (text) => (isLong(text) || localStorage.getItem("ajet-raw") === "1" ? textBlock(text) : appendMarkdown(el("div", { class: "text markdown", dir: "auto" }), text));
+
+/** The switch between rendered and raw text; this browser keeps the choice. */
+export function rawSwitch(show) {
+  const button = $("raw");
+  const mark = () => button.setAttribute("aria-pressed", localStorage.getItem("ajet-raw") === "1");
+  button.addEventListener("click", () => { localStorage.setItem("ajet-raw", localStorage.getItem("ajet-raw") === "1" ? "0" : "1"); mark(); show(); });
+  mark();
+}
 
 export function contentOf(message) {
   const content = message.content;
@@ -40,9 +52,9 @@ export function messageNode({ message, call, owner }, colourOf, { compact = fals
     if (call.reward !== null) who.append(el("span", { class: "pill accent" }, `reward ${short(call.reward)}`));
   } else who.append(el("b", {}, message.role || role), message.name || message.tool_call_id || "");
   const bubble = el("div", { class: "bubble" });
-  if (message.reasoning_content) bubble.append(el("details", { class: "thinking", open: !compact }, el("summary", {}, "Reasoning"), textBlock(String(message.reasoning_content))));
+  if (message.reasoning_content) bubble.append(el("details", { class: "thinking", open: !compact }, el("summary", {}, "Reasoning"), said(String(message.reasoning_content))));
   const content = contentOf(message);
-  if (content) bubble.append(textBlock(content));
+  if (content) bubble.append(role === "tool" ? textBlock(content) : said(content));
   for (const tool of message.tool_calls || []) bubble.append(el("div", { class: "toolcall" }, appendText(el("div"), String(tool?.function?.name ?? "tool")), textBlock(argumentsOf(tool), "arguments")));
   if (!bubble.childNodes.length) bubble.append(el("span", { class: "muted" }, call && call.run < 0 ? "no reply" : "empty"));
   if (call?.fork && !compact) bubble.prepend(el("div", { class: "forknote" }, el("b", {}, `Forked: ${call.fork.reason.replaceAll("_", " ")}`), appendText(el("span"), call.fork.detail || "")));

@@ -87,6 +87,9 @@ export const clock = (time) => new Date(time * 1000).toLocaleString("sv");
 
 // ---------------------------------------------------------------- parts
 
+/** Models differ in the end of their path, not its start. */
+export const modelName = (model) => /^[/.~]/.test(model || "") ? `…/${model.split("/").filter(Boolean).slice(-2).join("/")}` : model;
+
 const STATUS = { completed: "good", running: "good running", truncated: "warn", killed: "warn", interrupted: "warn", cancelled: "warn", unknown: "" };
 export const pill = (status) => el("span", { class: `pill ${STATUS[status] ?? "bad"}` }, String(status).replaceAll("_", " "));
 export const rewardClass = (reward) => reward === null || reward === undefined ? "muted" : reward > 0 ? "good" : reward < 0 ? "bad" : "";
@@ -107,6 +110,21 @@ export function spark(values, label, range = null) {
     svg.append(el("path", { d: `M${points.join("L")}` }));
   } else if (values.length) svg.append(el("circle", { cx: 50, cy: 26 - 24 * (values[0] - low) / span, r: 1.5 }));
   return svg;
+}
+
+/** Spread the cards of a grid evenly over its rows, so that none stands alone beside empty places. */
+export function fillRows(grid, least = 340, gap = 14) {
+  const spread = () => {
+    const cards = [...grid.children].filter((card) => !card.hidden), most = Math.max(1, Math.floor((grid.clientWidth + gap) / (least + gap)));
+    const rows = Math.ceil(cards.length / most), each = Math.floor(cards.length / rows), longer = cards.length % rows;
+    cards.forEach((card, index) => {
+      const columns = index < longer * (each + 1) ? each + 1 : each;
+      card.style.width = `calc((100% - ${(columns - 1) * gap}px) / ${columns} - 0.1px)`;
+    });
+  };
+  new ResizeObserver(spread).observe(grid);
+  new MutationObserver(spread).observe(grid, { childList: true, subtree: true, attributeFilter: ["hidden"] });
+  return grid;
 }
 
 export function toast(text) {
@@ -164,6 +182,8 @@ export function appendText(node, text) {
   if (last < text.length) node.append(text.slice(last));
   return node;
 }
+
+export const isLong = (text) => text.length > SHOWN_CHARACTERS;
 
 /** A block of text. A very long one shows its start, and the rest on demand. */
 export const textBlock = (text, className = "text") => appendLong(el("div", { class: className, dir: "auto" }), text);

@@ -123,11 +123,21 @@ function whatDiffers(left, right) {
 
 // ---------------------------------------------------------------- the page
 
+/** The best and the worst episode of a group. */
+async function ofGroup(group) {
+  const { rows } = await fetchJson(`${apiOf(name)}/episodes?${new URLSearchParams({ group, sort: "reward", order: "desc" })}`);
+  if (rows.length < 2) throw new Error(rows.length ? "Only one episode of this group is recorded." : `No episode of a group ${group} is recorded.`);
+  const rewarded = rows.filter((row) => row.reward !== null);
+  [sides[0].id, sides[1].id] = [rows[0].episode_id, (rewarded.length > 1 ? rewarded : rows).at(-1).episode_id];
+  setUrl({ group: "" });
+}
+
 async function load() {
   delete $("differences-page").dataset.ready;
   try {
+    if (url.has("group") && !sides[0].id) await ofGroup(url.get("group"));
     const missing = sides.find((side) => !side.id);
-    if (missing) throw new Error(`The address names no episode ${missing.key}: it needs ?a=…&b=…`);
+    if (missing) throw new Error(`The address names no episode ${missing.key}: it needs ?a=…&b=…, or ?group=…`);
     const views = await Promise.all(sides.map((side) => fetchJson(`${apiOf(name)}/episode/${encodeURIComponent(side.id)}`)));
     sides.forEach((side, index) => { side.view = views[index]; });
     if (!attempts.length) attempts = (await fetchJson(`${apiOf(name)}/task/${encodeURIComponent(views[0].episode.task_id)}`)).attempts;

@@ -1,6 +1,6 @@
 // One episode: conversation, call tree, tokens, details. The URL records what is shown.
 import { $, agentColours, apiOf, appendText, clock, copy, copyLink, el, experiment, fetchJson, number, pageOf, pill, rewardClass, seconds, setUrl, short, signClass, signed, toast } from "./common.js";
-import { conversation, conversationText, curlOf, messageNode } from "./chat.js";
+import { conversation, conversationText, curlOf, messageNode, rawSwitch } from "./chat.js";
 import { drawGraph, markCurrent } from "./graph.js";
 import { showNote } from "./notes.js";
 import { givenNodes } from "./taskcard.js";
@@ -135,6 +135,7 @@ function show() {
     tab.tabIndex = mine ? 0 : -1;
     $(`view-${tab.dataset.view}`).hidden = !mine;
   }
+  $("raw").hidden = state.view !== "chat";
   $("path").value = state.leaf;
   markCurrent($("graph"), state.call);
   if (state.view === "chat") showChat();
@@ -159,6 +160,7 @@ for (const tab of document.querySelectorAll("[role=tab]")) {
     if (step) { const next = all[(all.indexOf(tab) + step + all.length) % all.length]; next.focus(); choose(next.dataset.view); }
   });
 }
+rawSwitch(show);
 $("path").addEventListener("change", () => { state.leaf = -1; select(Number($("path").value)); });
 $("copies").addEventListener("click", async (event) => {
   const what = event.target.dataset?.copy;

@@ -1,5 +1,5 @@
 // The list of episodes.
-import { $, apiOf, copyLink, el, experiment, fetchJson, number, pageOf, pill, poll, rewardClass, seconds, short, showLive, signClass, signed } from "./common.js";
+import { $, apiOf, copyLink, el, experiment, fetchJson, number, pageOf, pill, poll, rewardClass, seconds, setUrl, short, showLive, signClass, signed } from "./common.js";
 import { List } from "./list.js";
 import { tagNode } from "./notes.js";
 
@@ -22,11 +22,25 @@ function row(one) {
     el("td", { class: "num" }, one.sampled && !one.validation ? `${Math.round(100 * one.trained / one.sampled)} %` : "–"),
     el("td", { class: `num ${one.forks ? "warn" : "muted"}` }, number(one.forks)),
     el("td", { class: "num muted" }, seconds(one.seconds)),
-    el("td", {}, one.group_id ? el("a", { href: pageOf(name, "group", one.group_id) }, "Group") : ""));
+    el("td", { class: "small" }, one.group_id ? [el("a", { href: pageOf(name, "group", one.group_id) }, "Group"), el("br"), el("a", { href: `${pageOf(name, "differences")}?group=${encodeURIComponent(one.group_id)}`, title: "Best and worst of the group side by side" }, "Differences")] : ""));
   line.addEventListener("click", (event) => { if (!event.target.closest("a") && !getSelection().toString()) link.click(); });
   return line;
 }
 
+/** An address that asks for nothing opens on the newest step's groups that can teach something. */
+async function openNewest() {
+  if (location.search || "trajectories" in document.body.dataset) return;
+  const { newest, total } = await fetchJson(`${apiOf(name)}/facets`);
+  if (!newest) return;
+  setUrl({ step_min: newest.step, step_max: newest.step, validation: "no", groups: newest.mixed ? "mixed" : "all" });
+  const all = el("button", { class: "more", type: "button", on: { click: () => document.querySelector("#filters [type=reset]").click() } }, `Show all ${number(total)} episodes`);
+  $("shown").replaceChildren(newest.mixed ? `Step ${number(newest.step)}, the newest: groups with different rewards, from which the model learns. ` : `Step ${number(newest.step)}, the newest: in each of its groups all rewards are equal, so it teaches nothing. `, all);
+  $("shown").hidden = false;
+  $("filters").addEventListener("input", () => { $("shown").hidden = true; });
+  $("filters").addEventListener("reset", () => { $("shown").hidden = true; });
+}
+
+try { await openNewest(); } catch (error) { $("shown").textContent = error.message; $("shown").hidden = false; }
 const list = new List({ api: `${apiOf(name)}/episodes`, table: "episodes", row, sort: "id", order: "desc", numbers: ["step_min", "step_max", "reward_min", "reward_max"], noun: ["episode", "episodes"] });
 
 async function facets() {

@@ -1,6 +1,6 @@
 // The episodes of a group side by side: what they have in common, and what their rewards reward.
 import { $, agentColours, apiOf, appendText, copyLink, el, experiment, fetchJson, number, pageOf, pill, rewardClass, short, signClass, signed } from "./common.js";
-import { conversation, messageNode } from "./chat.js";
+import { conversation, messageNode, rawSwitch } from "./chat.js";
 
 const name = experiment();
 $("copy-link").addEventListener("click", copyLink);
@@ -28,12 +28,13 @@ else {
   $("query").textContent = episodes[0].query || rows[0].preview || rows[0].task_id;
   $("about-group").replaceChildren(appendText(el("a", { href: pageOf(name, "task", rows[0].task_id) }), rows[0].task_id), `${episodes[0].has_tokens ? ` · step ${rows[0].step}` : ""} · ${number(total)} episode${total === 1 ? "" : "s"} · reward ${short(mean)} ± ${short(spread)}${spread === 0 && rewards.length > 1 && !rows[0].validation && episodes[0].has_tokens ? " · all equal: this group teaches nothing" : ""}`);
   if (rows.length > 1) {
-    const sorted = [...rows].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
-    $("differences").href = `${pageOf(name, "differences")}?a=${encodeURIComponent(sorted[0].episode_id)}&b=${encodeURIComponent(sorted.at(-1).episode_id)}`;
+    $("differences").href = `${pageOf(name, "differences")}?group=${encodeURIComponent($("group").dataset.group)}`;
     $("differences").title = "Best and worst side by side; others can be chosen there";
     $("differences").hidden = false;
   }
   const colourOf = agentColours(episodes.flatMap((view) => view.calls.map((call) => call.agent)));
-  $("columns").replaceChildren(...rows.map((row, index) => column(row, episodes[index], colourOf)));
+  const show = () => $("columns").replaceChildren(...rows.map((row, index) => column(row, episodes[index], colourOf)));
+  rawSwitch(show);
+  show();
 }
 $("columns").dataset.ready = "1";

@@ -16,13 +16,19 @@ export class RewardHistogram {
   constructor(page) {
     this.page = page;
     this.title = page.colour ? `Rewards of ${page.name}` : "Rewards by step";
-    this.data = { bins: [], steps: [], counts: [] };
+    this.data = { bins: [], steps: [], counts: [], width: 1 };
     this.now = el("span", { class: "now" });
     this.keys = el("div", { class: "keys bars" });
     this.plot = el("div", { class: "plot", role: "img", "aria-label": "How the rewards of each step are spread" });
     this.node = el("article", { class: "card chart" }, el("header", {}, el("h3", {}, this.title), el("span", { class: "hint" }, page.colour ? "" : "stronger: more"), this.now,
       saveButtons(this.title, { canvas: () => this.uplot.ctx.canvas, svg: () => this.svg(), name: () => `${page.name} ${this.title}` })), this.plot, this.keys);
     if (page.colour) this.node.style.setProperty("--accent", `var(${page.colour})`);
+  }
+
+  /** The steps that a column stands for. */
+  stepsAt(index) {
+    const step = this.data.steps[index];
+    return step === undefined ? null : [step, step + this.data.width - 1];
   }
 
   colour() { return getComputedStyle(this.node).getPropertyValue("--accent").trim(); }
@@ -46,7 +52,7 @@ export class RewardHistogram {
     const every = Math.ceil(bins.length / 8);
     const shown = bins.map((_, index) => index).filter((index) => index % every === 0);
     return {
-      width: Math.max(100, this.plot.clientWidth), height: HEIGHT, legend: { show: false }, padding: [8, 6, 0, 0],
+      width: Math.max(100, this.plot.clientWidth), height: HEIGHT, legend: { show: false }, padding: [8, 20, 0, 0],
       cursor: { sync: { key: "steps", setSeries: false }, y: false, drag: { x: true, y: false, setScale: false }, points: { show: false } },
       scales: { x: { time: false }, y: { range: () => [-0.5, bins.length - 0.5] } },
       axes: [{ ...axis, grid: { show: false }, size: 24, gap: 4, label: "step", labelSize: 16, labelGap: 0, labelFont: "11px system-ui", incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] }, { ...axis, grid: { show: false }, size: 46, gap: 4, splits: () => shown, values: () => shown.map((index) => short(bins[index][0])) }],
@@ -59,7 +65,7 @@ export class RewardHistogram {
           plot.over.addEventListener("dblclick", () => this.page.zoomTo(null, null));
           let down = 0;
           plot.over.addEventListener("mousedown", (event) => { down = event.clientX; });
-          plot.over.addEventListener("click", (event) => { if (Math.abs(event.clientX - down) < 3 && event.detail === 1) this.page.pick(this.data.steps[plot.cursor.idx]); });
+          plot.over.addEventListener("click", (event) => { if (Math.abs(event.clientX - down) < 3 && event.detail === 1) this.page.pick(this.stepsAt(plot.cursor.idx)); });
         }],
       },
     };
@@ -82,12 +88,12 @@ export class RewardHistogram {
 
   /** `[[x, width, y, height, share] …]` of the cells that hold episodes. */
   * rectangles(across, up) {
-    const { steps, counts } = this.data;
+    const { steps, counts, width } = this.data;
     const gap = steps.slice(1).reduce((least, step, index) => Math.min(least, step - steps[index]), Infinity);
-    const half = Number.isFinite(gap) ? gap / 2 : 0.5;
+    const half = width > 1 || !Number.isFinite(gap) ? 0.5 : gap / 2, size = width > 1 ? width - 0.5 : half;
     for (const [index, step] of steps.entries()) {
       const total = counts[index].reduce((sum, count) => sum + count, 0);
-      const left = across(step - half), right = across(step + half);
+      const left = across(step - half), right = across(step + size);
       for (const [bin, count] of counts[index].entries()) {
         if (!count) continue;
         const top = up(bin + 0.5), bottom = up(bin - 0.5);
@@ -114,8 +120,9 @@ export class RewardHistogram {
   legend(index) {
     const at = index ?? this.data.steps.length - 1, counts = this.data.counts[at];
     if (!counts) return;
+    const [first, last] = this.stepsAt(at);
     const most = Math.max(...counts), total = counts.reduce((sum, count) => sum + count, 0);
-    this.now.replaceChildren(el("span", { class: "step" }, `step ${this.data.steps[at]}`), `${number(total)} episode${total === 1 ? "" : "s"}`);
+    this.now.replaceChildren(el("span", { class: "step" }, first === last ? `step ${first}` : `steps ${first}–${last}`), `${number(total)} episode${total === 1 ? "" : "s"}`);
     this.keys.replaceChildren(...counts.map((count, bin) => {
       const bar = el("i");
       bar.style.height = `${Math.round(20 * count / (most || 1))}px`;

@@ -1,9 +1,6 @@
 // The list of experiments, kept up to date. Selected ones can be compared.
-import { $, ago, appendText, clock, el, fetchJson, number, pageOf, pill, poll, rewardClass, short, spark } from "./common.js";
+import { $, ago, appendText, clock, el, fetchJson, modelName, number, pageOf, pill, poll, rewardClass, short, spark } from "./common.js";
 import { tagNode } from "./notes.js";
-
-/** Models differ in the end of their path, not its start. */
-const modelName = (model) => /^[/.~]/.test(model || "") ? `…/${model.split("/").filter(Boolean).slice(-2).join("/")}` : model;
 
 const chosen = new Set((new URLSearchParams(location.search).get("runs") || "").split(",").filter(Boolean));
 let experiments = [];

@@ -81,7 +81,7 @@ export class List {
     this.form.addEventListener("submit", (event) => { event.preventDefault(); changed(); });
     this.form.addEventListener("reset", () => {
       for (const key of [...this.url.keys()]) this.url.delete(key);
-      setTimeout(() => { for (const input of this.form.elements) if ("value" in input) input.value = ""; changed(); });
+      setTimeout(() => { for (const input of this.form.elements) if ("value" in input) input.value = input.options?.[0].value ?? ""; changed(); });
     });
     for (const head of this.table.querySelectorAll("th[data-sort]")) {
       head.tabIndex = 0;
@@ -99,8 +99,8 @@ export class List {
     for (const input of this.form.elements) {
       if (!input.name || !this.url.has(input.name)) continue;
       // one request fills the choices, another the rows: whichever comes first, selects take their value from the URL
+      input.value = this.url.get(input.name);
       if (input.matches("select")) this.offer(input.name, {});
-      else input.value = this.url.get(input.name);
     }
   }
 }

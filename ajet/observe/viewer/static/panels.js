@@ -45,11 +45,17 @@ export const SECTIONS = [
 /** Sections that are folded until somebody opens them: what no section above shows, but for the workflow's own metrics. */
 export const foldedAtFirst = (title) => !SECTIONS.some((section) => section.title === title) && title !== TITLES.user;
 
-export const TILES = [
-  { label: "Return", metric: "return/mean" }, { label: "Failed", metric: "episode/failed_share", ...percent }, { label: "Success", metric: "success/rate", ...percent },
-  { label: "KL", metric: "train/kl" }, { label: "Entropy", metric: "train/entropy" },
-  { label: "Tokens per second", metric: "perf/tokens_per_second" },
-  { label: "Seconds per step", metric: "time/step" }, { label: "Turns", metric: "episode/turns" },
+/** What compared runs came to. */
+export const RESULTS = [
+  { label: "Return", metric: "return/mean", first: true }, { label: "Best return", metric: "return/mean", best: true },
+  { label: "Best validation", metric: "val/return/mean", best: true }, { label: "KL", metric: "train/kl" }, { label: "Entropy", metric: "train/entropy" },
+  { label: "Tokens per second", metric: "perf/tokens_per_second" }, { label: "Seconds per step", metric: "time/step" },
+];
+
+/** The two charts of a run's overview. */
+export const OVERVIEW = [
+  { title: "Reward", metrics: ["return/mean"], hint: "mean return of training" },
+  { title: "Validation", metrics: ["val/return/mean"], hint: "mean return" },
 ];
 
 /** Those metrics of a panel that at least one run has. */
