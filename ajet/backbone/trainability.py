@@ -25,7 +25,7 @@ MANY_CUT = 0.1
 """Share of episodes that a limit cut short from which the limit is what to change."""
 NOISE = -3.0
 """Mean log-probability per sampled token below which a model writes noise: a trained one is above -2."""
-FEW_SOLVED = 0.05
+FEW_PAID = 0.05
 """Share of the cut episodes below which the cut is to blame."""
 SOLVED = 0.9
 """Share of episodes above which nothing is left to learn."""
@@ -73,7 +73,7 @@ class LengthLimits(NamedTuple):
 
 
 @dataclass(slots=True)
-class Figures:
+class AuditFigures:
     """What the played episodes say."""
 
     tasks: int
@@ -94,8 +94,8 @@ class Figures:
     cut_replies: int
     cut_by: dict[str, int]
     """Episodes that a limit cut short, by key."""
-    cut_solved: int
-    """Of these, how many succeeded all the same."""
+    cut_paid: int
+    """Of these, how many earned more than the least all the same."""
     seconds: float
     """Mean of an episode."""
     sampled_tokens: float
@@ -109,7 +109,7 @@ class Figures:
     """Tool results that begin with `error`."""
 
 
-def figures(groups: Sequence[EpisodeGroup], limits: LengthLimits, threshold: float) -> Figures:
+def figures(groups: Sequence[EpisodeGroup], limits: LengthLimits, threshold: float) -> AuditFigures:
     """The figures of these groups; all about rewards over usable episodes."""
     whole = [played((*group.episodes, *group.failed)) for group in groups]
     episodes = [episode for group in whole for episode in group]
@@ -126,7 +126,7 @@ def figures(groups: Sequence[EpisodeGroup], limits: LengthLimits, threshold: flo
     )
     cut = {id(episode): key for episode in episodes if (key := _cut_by(episode, limits)) is not None}
     several = [float(len(set(group)) > 1) for group in returns if len(group) > 1]
-    return Figures(
+    return AuditFigures(
         tasks=len(counted),
         episodes=len(episodes),
         usable=len(flat),
@@ -139,14 +139,14 @@ def figures(groups: Sequence[EpisodeGroup], limits: LengthLimits, threshold: flo
         calls=len(calls),
         cut_replies=sum(call.finish_reason == "length" for _, call in calls),
         cut_by=dict(Counter(cut.values()).most_common()),
-        cut_solved=sum(is_success(episode, threshold) for episode in episodes if id(episode) in cut),
+        cut_paid=sum(earned(summarise(one)) > min(flat) for one in usable(episodes) if id(one) in cut),
         seconds=_mean([episode.timings.get("total", 0.0) for episode in episodes]),
         sampled_tokens=_mean([episode.tree.sampled_tokens for episode in episodes]),
         logprob=sum(float(call.logprobs.sum()) for _, call in calls) / max(drawn, 1),
     )
 
 
-def count_tool_calls(found: Figures, groups: Sequence[EpisodeGroup], read: ReadReply) -> None:
+def count_tool_calls(found: AuditFigures, groups: Sequence[EpisodeGroup], read: ReadReply) -> None:
     """Add them to the figures. Replies are read again, because an episode keeps only what could be read in them."""
     for tree in (episode.tree for group in groups for episode in (*group.episodes, *group.failed)):
         for call in tree.calls:
@@ -161,7 +161,7 @@ def count_tool_calls(found: Figures, groups: Sequence[EpisodeGroup], read: ReadR
             found.bad_tool_calls += unreadable + sum(name not in offered for name in called)
 
 
-def lines(found: Figures, limits: LengthLimits, planned: int) -> Iterator[tuple[str, str]]:
+def lines(found: AuditFigures, limits: LengthLimits, planned: int) -> Iterator[tuple[str, str]]:
     """The figures, as labels and texts."""
     yield "episodes", f"{found.episodes} of {planned} played, {found.usable} with a reward, {found.tasks} tasks"
     for reason, count in list(found.failures.items())[:5]:
@@ -299,14 +299,14 @@ class AuditVerdict(NamedTuple):
     """… and what to try."""
 
 
-def verdict(found: Figures, hole: str | None, limits: LengthLimits, tasks_per_step: int) -> AuditVerdict:
+def verdict(found: AuditFigures, hole: str | None, limits: LengthLimits, tasks_per_step: int) -> AuditVerdict:
     """A wrong reward spoils everything else, and noise explains replies that a limit cuts. A limit that cuts replies
-    which succeed all the same does no harm."""
+    which earn something all the same does no harm."""
     if hole is not None:
         return AuditVerdict("change the reward", hole)
     teaching = tasks_per_step * (found.mixed.value if found.mixed is not None else 0.0)
     noise, cut = found.logprob < NOISE, sum(found.cut_by.values())
-    if cut > MANY_CUT * found.episodes and found.cut_solved < FEW_SOLVED * cut and not noise:
+    if cut > MANY_CUT * found.episodes and found.cut_paid < FEW_PAID * cut and not noise:
         key = max(found.cut_by, key=lambda name: found.cut_by[name])
         now = {ONE_TURN: limits.reply, CONVERSATION: limits.conversation, TURNS: limits.turns}
         why = f"{found.cut_by[key]} of {found.episodes} episodes were cut short by {key}"

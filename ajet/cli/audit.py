@@ -23,7 +23,7 @@ from ajet.system.command_line import ArgumentError, CommandParser, fail
 
 if TYPE_CHECKING:
     from ajet.backbone.plan import Measured, RunPlan
-    from ajet.backbone.trainability import AuditVerdict, Figures, Probe
+    from ajet.backbone.trainability import AuditFigures, AuditVerdict, Probe
     from ajet.config import Config
     from ajet.engine.base import Engine
     from ajet.engine.scripted import ScriptedCall
@@ -107,7 +107,7 @@ def _positive(text: str) -> float:
     raise ArgumentTypeError(f"{text!r} is not a number above 0")
 
 
-def _nothing_to_say(found: Figures, stopped: bool) -> str:
+def _nothing_to_say(found: AuditFigures, stopped: bool) -> str:
     """No group has two episodes with a reward."""
     why = [f"{count} × {reason}" for reason, count in list(found.failures.items())[:3]]
     why += ["time was up: raise --max-minutes, or play fewer with --tasks and --repeats"] * stopped
@@ -185,7 +185,7 @@ class _Audit:
             raise
         return running.result()
 
-    def play(self) -> Figures:
+    def play(self) -> AuditFigures:
         """Play the tasks as training would."""
         from ajet.backbone.failures import FailureWatch
         from ajet.backbone.trainability import count_tool_calls, figures
@@ -211,7 +211,7 @@ class _Audit:
         count_tool_calls(found, groups, read)
         return found
 
-    def test_reward(self, found: Figures) -> str | None:
+    def test_reward(self, found: AuditFigures) -> str | None:
         """Play the probes. Returns the hole."""
         from ajet.backbone.trainability import GOLD, WHAT, find_hole
         from ajet.task_judge.base_judge import GroupJudge, load_judge
@@ -358,7 +358,7 @@ class _Audit:
             )
         return probes
 
-    def show(self, found: Figures) -> None:
+    def show(self, found: AuditFigures) -> None:
         from ajet.backbone.trainability import lines
 
         for label, text in lines(found, self.limits, self.planned):

@@ -1,4 +1,4 @@
-"""Figures, holes and the verdict of `ajet audit`, without any episode that was really played."""
+"""AuditFigures, holes and the verdict of `ajet audit`, without any episode that was really played."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ajet.backbone.trainability import (
     SHORTEST,
     TURNS,
     WHAT,
-    Figures,
+    AuditFigures,
     LengthLimits,
     Probe,
     Probed,
@@ -43,7 +43,7 @@ def episode(
     return Episode("e", "t", status, tree, Ledger(), reward=reward, failure=failure, **more)  # type: ignore[arg-type]
 
 
-def measured(*groups: list[Episode]) -> Figures:
+def measured(*groups: list[Episode]) -> AuditFigures:
     return figures([EpisodeGroup(str(n), str(n), group) for n, group in enumerate(groups)], LIMITS, 1.0)
 
 
