@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eo pipefail -c
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
@@ -36,7 +36,7 @@ SHOWN = awk -v total=$$(grep -c == constraints/$(1).txt) ' \
   /^Installing collected/ { print "  unpacking them"; fflush() }'
 
 $(VENV)/.ready: pyproject.toml constraints/lock.txt constraints/torch.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"ajet needs Python 3.11 or 3.12, and {sys.executable} is {v[0]}.{v[1]}: set PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"ajet needs Python 3.11, 3.12 or 3.13, and {sys.executable} is {v[0]}.{v[1]}: set PYTHON=/path/to/python3.11")'
 	@echo "building $(VENV): about 2 GB, some minutes the first time"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "1 of 2: what ajet needs"
@@ -132,7 +132,7 @@ test-clients: .venv-clients/.ready .venv-crewai/.ready .node-clients/.ready  ## 
 
 test-cli-agents: env .node-cli-agents/.ready .venv-mini-swe-agent/.ready  ## run Claude Code, Codex, OpenCode and mini-SWE-agent in a sandbox (needs Node.js, bubblewrap; about 2 GB)
 	AJET_CLI_AGENTS_NODE=$(CURDIR)/.node-cli-agents AJET_CLI_AGENTS_PYTHON=$(CURDIR)/.venv-mini-swe-agent \
-	  $(BIN)/python -m pytest -rs tests/agents/test_cli_programs.py tests/tutorial/test_coding_agent.py
+	  $(BIN)/python -m pytest -rs tests/agents/test_cli_programs.py tests/agents/test_skill_followed.py tests/tutorial/test_coding_agent.py
 
 test-verl: .venv-verl/.ready  ## run the verl backbone's tests in its own environment, a learning run among them
 	AJET_LONG_TESTS=1 .venv-verl/bin/python -m pytest tests/backbone/ray/verl tests/task_runner/test_runners_on_ray.py

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.backbone import LaunchOptions, RayStart
 from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, AjetError, ConfigError, UserError
 from ajet.schema.install import require_training
+from ajet.schema.printable import printable
 from ajet.system.command_line import ArgumentError, CommandParser, fail
 
 if TYPE_CHECKING:
@@ -222,9 +223,18 @@ def run(argv: Sequence[str]) -> int:
     config = load_config(arguments.conf, arguments.overrides, backbone=flag)
     name, why = choose_backbone(flag, config)
     if not (arguments.options.quiet or arguments.options.json):
+        if name != "debug" and (about := what_it_is_about(Path(arguments.conf))):
+            print(about)
         print(f"backbone: {name} ({why})", flush=True)
     config.ajet.backbone = name
     return launch(arguments, config)
+
+
+def what_it_is_about(file: Path) -> str | None:
+    """The YAML's first line, if it is a comment that is a sentence."""
+    with file.open(encoding="utf-8") as lines:
+        sentence = re.match(r"#\s*(?!Copyright)(\w.*\.)$", lines.readline().rstrip())
+    return printable(sentence[1]) if sentence else None
 
 
 def launch(arguments: LaunchArguments, config: Config) -> int:
@@ -317,7 +327,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
     """Open the experiment folder, run, and close it. Nothing that was started outlives this."""
     from ajet.backbone.checks import check_start
     from ajet.config.effects import notes
-    from ajet.observe.experiment import ExperimentFolder, folder_of
+    from ajet.observe.experiment import ExperimentFolder, folder_of, typed
     from ajet.observe.logs import ONLY_TO_FILE
     from ajet.system.processes import recorded_run
     from ajet.system.services import start_service, wanted_services
@@ -339,7 +349,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
         last_error = stack.enter_context(_last_error())
         stack.callback(lambda: experiment.close(status[0], **status[1]))
         try:
-            options = replace(options, viewer=f"ajet view {_typed(experiment.path)}")
+            options = replace(options, viewer=f"ajet view {typed(experiment.path)}")
             for note in notes(config, arguments.also):
                 log.info("%s", note)
             stack.enter_context(recorded_run(experiment.path, arguments.prefix))
@@ -434,8 +444,3 @@ def _viewer(experiment: ExperimentFolder) -> Iterator[str]:
         found = address.group() if address else f"not up yet, see {started.log}"
         print(f"viewer: {found}", flush=True)
         yield found
-
-
-def _typed(path: Path) -> str:
-    """An experiment as the user may type it: its name, if it is where commands look for it."""
-    return path.name if path.parent == Path("saved_experiments") else str(path)

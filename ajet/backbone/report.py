@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from itertools import pairwise
@@ -17,10 +20,16 @@ from ajet.backbone.metrics import by_group, episode_metrics, is_success, try_cou
 from ajet.backbone.plan import validation_repeats
 from ajet.context_tracker import describe_reasons, top_reasons
 from ajet.gateway.chat import validation_temperature
+from ajet.observe.episode_codec import conversation, last_calls, message_text
+from ajet.observe.episode_store import EpisodeStore
+from ajet.observe.episode_tables import EpisodeStoreError
+from ajet.observe.experiment import typed
 from ajet.observe.metrics import read_metrics
 from ajet.observe.progress_state import FailureTally
 from ajet.schema.episode import Episode, EpisodeGroup
 from ajet.schema.errors import ConfigError
+from ajet.schema.install import clone_in_use
+from ajet.schema.printable import printable
 from ajet.task_reader import build_reader, read_validation_tasks
 from ajet.task_runner.runtime import Runtime
 
@@ -33,7 +42,15 @@ EXIT_NOTHING_TRAINED = 1
 NOTHING_TRAINED = "nothing was trained: no step had a group whose episodes earned different rewards"
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
+WIDEST = 100
+"""Columns of the report, also where no terminal says how many it has."""
 ROWS = 12
+LABEL = "{:<17}"
+FIRST_TRIES = """
+    SELECT task_id, step, reward, episode_id, min(id) AS id FROM episode
+    WHERE validation = 1 AND step IN (:first, :last) AND reward IS NOT NULL GROUP BY task_id, step ORDER BY id
+"""
+"""Of each question, the first try in each of two validations."""
 
 
 def exit_code(folder: Path, after: int) -> int:
@@ -106,14 +123,26 @@ def show_report(config: Config, folder: Path, *, quiet: bool = False) -> None:
     """Print the report of a finished run and write `return.png` to its folder."""
     steps = read_metrics(folder / "metrics.jsonl")
     plot = write_plot(steps, folder / "return.png", folder.name)
-    if not quiet:
-        print(report_text(steps, folder, plot, (config.ajet.rollout.temperature, validation_temperature(config))))
+    if quiet:
+        return
+    clone, yaml = clone_in_use(), config.yaml_path
+    example = clone is not None and yaml is not None and yaml.resolve().is_relative_to(clone)
+    width = shutil.get_terminal_size((WIDEST, 24)).columns
+    temperatures = config.ajet.rollout.temperature, validation_temperature(config)
+    print(report_text(steps, folder, plot, temperatures, width=width, example=example))
 
 
 def report_text(
-    steps: list[dict[str, Any]], folder: Path, plot: Path | None, temperatures: tuple[float, float] = (1.0, 1.0)
+    steps: list[dict[str, Any]],
+    folder: Path,
+    plot: Path | None,
+    temperatures: tuple[float, float] = (1.0, 1.0),
+    *,
+    width: int = WIDEST,
+    example: bool = False,
 ) -> str:
-    """The report as text. `temperatures`: of training and of validation."""
+    """The report as text, for a terminal of so many columns. `temperatures`: of training and of validation. `example`:
+    the run is one of ours, so that a project of the user's own comes next."""
     returns = [step["train/return/mean"] for step in steps if "train/return/mean" in step]
     validated = [step for step in steps if "val/failed_share" in step]
     lines = [""]
@@ -124,18 +153,89 @@ def report_text(
         if training != validation:
             lines.append(f"validation samples at temperature {validation:g}, training at {training:g}: so they differ")
         lines.append("")
-    if returns:
-        lines += [f"training return  {returns[0]:.3f} {sparkline(returns)} {returns[-1]:.3f}"]
+    room = min(width, WIDEST) - len(LABEL.format(""))
+    if story := before_and_after(steps, folder / "episodes.sqlite", room):
+        lines += [*story, ""]
+    for label, values in (("training return", returns), ("validation", _held(steps, "val/return/mean"))):
+        if len(values) > (label == "validation"):  # one validation is in the table, and makes no curve
+            bars = sparkline(values, max(min(WIDTH, room - 12), 8))
+            lines.append(f"{LABEL.format(label)}{values[0]:.3f} {bars} {values[-1]:.3f}")
     seconds = sum(step.get("time/step", 0.0) + step.get("time/validate", 0.0) for step in steps)
-    lines += [f"time             {seconds:.0f} s in steps and validation", ""]
+    lines += [f"{LABEL.format('time')}{seconds:.0f} s in steps and validation", ""]
     if plot is not None:
-        lines.append(f"plot             {plot}")
-    weights = folder / "hf"
-    lines += [
-        f"weights          {weights if weights.exists() else 'none saved'}",
-        f"episodes         ajet view {folder}",
-    ]
+        lines.append(f"{LABEL.format('plot')}{plot}")
+    weights, name = folder / "hf", typed(folder)
+    lines += [f"{LABEL.format('weights')}{weights if weights.exists() else 'none saved'}", "", "Next:"]
+    commands = {f"ajet view {name}": "every episode, token by token"}
+    if weights.exists():
+        commands[f"ajet chat {name}"] = "talk to the trained model"
+    if example:
+        commands["ajet init my-agent"] = "a project for your own agent"
+    elif weights.exists():
+        commands[f"ajet export weights {name} FOLDER"] = "for transformers and vLLM"
+    lines += [f"  {command:<{max(map(len, commands))}}    # {why}" for command, why in commands.items()]
     return "\n".join(lines)
+
+
+def before_and_after(steps: list[dict[str, Any]], file: Path, width: int) -> list[str]:
+    """A question's replies at the first and at the last validation, and how many questions were answered better and
+    worse. The one with the largest gain is shown. Nothing without two validations whose episodes were recorded."""
+    validated = [step["step"] for step in steps if "val/return/mean" in step]
+    if len(validated) < 2 or not file.exists():
+        return []
+    first, last = validated[0], validated[-1]
+    try:
+        with closing(EpisodeStore(file)) as store:
+            tries = store.rows(FIRST_TRIES, {"first": first, "last": last})
+            before, after = ({row["task_id"]: row for row in tries if row["step"] == step} for step in (first, last))
+            gains = {task: after[task]["reward"] - before[task]["reward"] for task in before if task in after}
+            if not gains:
+                return []
+            task = max(gains, key=lambda task: gains[task])
+            recorded = [store.get(tried[task]["episode_id"]) for tried in (before, after)]
+    except (EpisodeStoreError, sqlite3.Error) as error:
+        log.warning("the report shows no episodes: %s", error)
+        return []
+    lines = [f"{LABEL.format('question')}{_shortened(recorded[0].query or _trail(recorded[0].episode)[0], width)}"]
+    for record in recorded:
+        when = f"after step {record.step}" if record.step else "before training"
+        reward = f"   reward {record.episode.reward:.3g}"
+        said = _shortened(" → ".join(_trail(record.episode)[1:]), width - len(reward))
+        lines.append(f"{LABEL.format(when)}{said}{reward}")
+    better, worse = (sum(gain * sign > 0 for gain in gains.values()) for sign in (1, -1))
+    return [
+        *lines,
+        f"{LABEL.format('')}{better} of {len(gains)} questions answered better than at first, {worse} worse",
+    ]
+
+
+def _trail(episode: Episode) -> list[str]:
+    """What was asked and what followed, in the longest conversation: replies, tool calls, their results."""
+    tree = episode.tree
+    messages = max((conversation(tree, call) for call in last_calls(tree)), key=len, default=[])
+    return [message_text(one) for one in messages if one.get("role") not in ("system", "developer")] or [""]
+
+
+def _shortened(text: str, width: int) -> str:
+    """In one line, without its middle if it is long: how it begins and how it ends."""
+    from rich.cells import cell_len, set_cell_size
+
+    text = printable(" ".join(text.split()))
+    if cell_len(text) <= width:
+        return text
+    half = max((width - 3) // 2, 4)
+    return f"{set_cell_size(text, half).rstrip()} … {set_cell_size(text[::-1], half)[::-1].lstrip()}"
+
+
+def _held(steps: list[dict[str, Any]], name: str) -> list[float]:
+    """A metric's value at each step from the first that has it; a step without it has that of the step before."""
+    values: list[float] = []
+    for step in steps:
+        if name in step:
+            values.append(step[name])
+        elif values:
+            values.append(values[-1])
+    return values
 
 
 def _row(step: dict[str, Any]) -> str:

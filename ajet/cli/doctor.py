@@ -120,8 +120,8 @@ def pip(what: str) -> str:
 
 def check_python() -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
-    fits = (3, 11) <= sys.version_info[:2] < (3, 13)
-    fix = "" if fits else "make a new environment with Python 3.11 or 3.12"
+    fits = (3, 11) <= sys.version_info[:2] < (3, 14)
+    fix = "" if fits else "make a new environment with Python 3.11, 3.12 or 3.13"
     yield Finding(Sign.OK if fits else Sign.PROBLEM, "Python", f"{version}  {sys.prefix}", fix)
 
 

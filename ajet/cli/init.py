@@ -1,6 +1,7 @@
 """`ajet init NAME`: create a project folder (workflow, YAML, data, README, test) that runs as it is.
 
 With `--example quickstart` it is the job of `make demo`: its workflow, tasks, model and YAML, to run and to change.
+`ajet init --skill` writes a skill instead: a folder that teaches a coding agent to train an agent with these commands.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from ajet.system.command_line import CommandParser
 
 TEMPLATE = Path(__file__).parent / "project_template"
 AGENT_TEMPLATE = Path(__file__).parent / "agent_template"
+SKILL = Path(__file__).parent / "skill"
+SKILL_PLACE = ".claude/skills/agentjet"
+"""Where Claude Code looks for it in a project; Codex looks in `.agents/skills`."""
 AGENTS = ("react", "tool")
 EXAMPLES = ("quickstart",)
 QUICKSTART = "tutorial/example_math_agent/quickstart"
@@ -29,13 +33,23 @@ TRAINING_TASKS, VALIDATION_TASKS = 64, 16
 def run(argv: Sequence[str]) -> int:
     """Create the folder and print the next steps."""
     parser = CommandParser("ajet init", description=__doc__)
-    parser.add_argument("name", metavar="NAME", help="the new folder; its last part is the project's name")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the new folder; its last part is the project's name")
     parser.add_argument(
         "--agent", metavar="TYPE", help=f"a ready agent ({', '.join(AGENTS)}) instead of a workflow of your own"
     )
     parser.add_argument("--example", metavar="NAME", help=f"a whole job, model included: {', '.join(EXAMPLES)}")
+    parser.add_argument(
+        "--skill", metavar="FOLDER", nargs="?", const=SKILL_PLACE, help=f"a skill for coding agents ({SKILL_PLACE})"
+    )
     arguments = parser.parse_args(argv)
-    folder, agent, example = Path(arguments.name), arguments.agent, arguments.example
+    agent, example = arguments.agent, arguments.example
+    if arguments.skill is not None:
+        if arguments.name or agent or example:
+            parser.error("--skill takes one folder, and nothing else: ajet init --skill [FOLDER]")
+        return write_skill(Path(arguments.skill))
+    if arguments.name is None:
+        parser.error("NAME is missing: ajet init my-agent")
+    folder = Path(arguments.name)
     if agent is not None and example is not None:
         parser.error("--agent and --example are two kinds of project: choose one")
     project = folder.name
@@ -45,8 +59,7 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"--agent {agent}: no such agent\n    choose {' or '.join(AGENTS)}")
     if example is not None and example not in EXAMPLES:
         raise UserError(f"--example {example}: no such example\n    choose {' or '.join(EXAMPLES)}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} already exists\n    choose another name, or an empty folder")
+    _refuse_if_used(folder)
     if example is not None:
         copy_quickstart(folder)
         print(
@@ -67,6 +80,24 @@ def run(argv: Sequence[str]) -> int:
         f"  ajet --conf {project}.yaml                     # train\n"
         f"Then {'set up the agent in ' + project + '.yaml' if agent else 'put your agent in workflow.py'} and "
         f"{'put ' if agent else ''}your tasks in data/."
+    )
+    return 0
+
+
+def _refuse_if_used(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} already exists\n    choose another name, or an empty folder")
+
+
+def write_skill(folder: Path) -> int:
+    """Write the skill, and say how a coding agent finds it."""
+    _refuse_if_used(folder)
+    shutil.copytree(SKILL, folder, dirs_exist_ok=True)
+    for file in sorted(folder.rglob("*.md")):
+        print(f"  {file}")
+    print(
+        "\nClaude Code reads .claude/skills/agentjet, Codex .agents/skills/agentjet. Then ask for what you want:\n"
+        '  claude "Train my agent in agent.py with AgentJet"'
     )
     return 0
 

@@ -41,7 +41,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "init": Command("NAME", "create a new project that runs as it is"),
+    "init": Command("NAME|--skill", "create a new project that runs as it is, or a skill for coding agents"),
     "tune": Command("CONF", "tune prompt templates, then train the weights with the best of them"),
     "validate": Command("CONF", "check a config and show what would run"),
     "audit": Command("CONF", "say whether a task can be trained, and what a run will take"),

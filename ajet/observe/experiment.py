@@ -359,6 +359,11 @@ def folder_of(config: Any, exp_dir: str | Path | None, source_yaml: Path | None)
     return Path(exp_dir).expanduser() / str(name)
 
 
+def typed(path: Path) -> str:
+    """An experiment as the user may type it: its name, if it is where commands look for it."""
+    return path.name if path.parent == Path("saved_experiments") else str(path)
+
+
 def _lock(path: Path) -> int:
     """Lock the folder. The kernel releases the lock when the process ends, however it ends."""
     handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)

@@ -163,6 +163,7 @@ class LiveDisplay(Display):
         self._state = ProgressState()
         self._table = StepTable()
         self._spinner = Spinner("dots")
+        self._closed = False
         self._live = Live(
             get_renderable=self._render,
             console=self._console,
@@ -191,6 +192,7 @@ class LiveDisplay(Display):
         self._console.print(Text(printable(text), style=_STYLES.get(level, "")))
 
     def close(self) -> None:
+        self._closed = True
         if self._live.is_started:
             self._live.stop()
 
@@ -206,7 +208,9 @@ class LiveDisplay(Display):
         """Each line is as long as its text, so that a narrower terminal has little to wrap."""
         state = self._state
         name = Text.assemble((state.experiment, "bold"), (f" · {state.backbone}", "dim"))
-        rows = [(f"{state.unit}s", self._steps(state)), (state.phase or "phase", self._phase(state))]
+        rows = [(f"{state.unit}s", self._steps(state))]
+        if not self._closed:  # what stays on the screen shows nothing that is going on
+            rows.append((state.phase or "phase", self._phase(state)))
         returns = list(state.return_by_step)
         for label, values, style in (
             ("return", returns, "cyan"),
@@ -219,7 +223,8 @@ class LiveDisplay(Display):
         rows.append(("best", Text(state.standing)))
         rows += [("time", Text(_shares(state))), ("episodes", self._episodes(state))]
         rows += [("failed" if index == 0 else "", Text(line, "red")) for index, line in enumerate(state.tally.lines(2))]
-        rows.append(("machine", Text(machine_load())))
+        if not self._closed:
+            rows.append(("machine", Text(machine_load())))
         if state.viewer:
             rows.append(("viewer", Text(state.viewer)))
         lines = [Text.assemble((f"{label:<{_LABEL_WIDTH}}", "dim"), text) for label, text in rows if text.plain]

@@ -5,8 +5,10 @@ The commands name the clone or wheel in use, never our name on an index, where i
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module, metadata
@@ -46,6 +48,22 @@ def missing_packages_named(what: str) -> Iterator[None]:
         if package not in TRAIN_PACKAGES:
             raise
         raise MissingDependencyError(_needs(what, package)) from error
+
+
+@contextmanager
+def imported_to_stay() -> Iterator[None]:
+    """For the imports of training: the million objects that they make are never looked through for garbage, which takes
+    an eighth of the time to the first step. Where PyTorch is imported already, there is nothing to do."""
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def _needs(what: str, package: str) -> str:

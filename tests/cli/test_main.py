@@ -54,8 +54,8 @@ FLAGS = {
 
 NAMES = {
     "agentops", "audit", "chat", "compare", "completion", "config", "doctor", "env", "eval", "export", "init",
-    "migrate", "report", "rollout", "rubrics", "runner", "runs", "schema", "serve", "store", "tasks", "tools", "tune", "validate",
-    "view", "vllm",
+    "migrate", "report", "rollout", "rubrics", "runner", "runs", "schema", "serve", "store", "tasks", "tools", "tune",
+    "validate", "view", "vllm",
 }  # fmt: skip
 
 

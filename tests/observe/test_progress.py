@@ -201,7 +201,10 @@ def test_the_panel_on_a_terminal(columns: int) -> None:
         shown = terminal.wait_for("ready")
         terminal.type("\n")
         shown = terminal.finish()
-    assert shown.count("machine") == 1, "one panel is left"
+    assert shown.count("episodes  ") == 1, "one panel is left"
+    assert "machine" not in shown and not re.search("[⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏]|train  ", shown.partition("time  ")[0]), (
+        "nothing goes on"
+    )
     for row in ("steps  ", "return  ", "validation", "loss  ", "time  ", "episodes  ", "viewer     ajet view math"):
         assert row in shown, row
     assert "failed     3 × workflow_error, ValueError: no such tool" in shown

@@ -11,6 +11,7 @@ PAGES = (
     *(ROOT / name for name in ("README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", "configs/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "tutorial").glob("*/README.md")),
+    *sorted((ROOT / "ajet/cli/skill").rglob("*.md")),
 )
 
 FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)

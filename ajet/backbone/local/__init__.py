@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ajet.backbone import LaunchOptions
-from ajet.schema.install import lazily
+from ajet.schema.install import imported_to_stay, lazily
 
 if TYPE_CHECKING:
     from ajet.backbone.local.placement import place as place
@@ -23,9 +23,10 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) ->
     tasks = read_tasks(config)  # what is wrong with them is said before PyTorch is imported, which takes seconds
     from ajet.backbone.memory import announce_plan
 
-    announce_plan(config, "local")
-    from ajet.backbone.local.loop import LocalRun
-    from ajet.backbone.report import show_report
+    with imported_to_stay():
+        announce_plan(config, "local")
+        from ajet.backbone.local.loop import LocalRun
+        from ajet.backbone.report import show_report
 
     code = LocalRun(config, experiment, options, tasks).run()
     if code == 0 and not options.json:

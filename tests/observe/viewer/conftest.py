@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from ajet.observe.viewer.serve import Viewer
+from support.chromium import chromium
 from support.pages_of_viewer import Watched, start
 from support.synthetic_run import write_experiment
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 expect.set_options(timeout=30_000)  # a busy machine is no failure
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -38,13 +33,9 @@ def viewer(experiments: Path) -> Viewer:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Not for the whole session: while Playwright is at work, no other test of this process can run an event loop."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    """Not for the whole session: other tests of this process need event loops."""
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
