@@ -285,9 +285,8 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
     ]
     for family, row in figures.items():
         if family not in shared:
-            why = re.sub(
-                r"^\w+(ForCausalLM|Attention)('s)? ", "its " if "'s " in row["no_tree"] else "it ", row["no_tree"]
-            )
+            subject = "its " if "'s " in row["no_tree"] else "it "
+            why = re.sub(r"^\w+(ForCausalLM|Attention)('s)? ", subject, row["no_tree"])
             lines.append(f"| {family} | {why} | {' | '.join(cell(row[name]) for name in ('rows', 'lora'))} |")
     return "\n".join(lines)
 

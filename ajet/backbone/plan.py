@@ -5,11 +5,11 @@ Pure functions of the config and of how many tasks there are. Nothing heavy is i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packaging.requirements import Requirement
 
@@ -82,6 +82,52 @@ class RunPlan:
             generated_per_episode=rollout.multi_turn.max_steps * rollout.max_response_length_in_one_turn,
             needs=tuple(needed(config, backbone)),
         )
+
+
+class Measured(NamedTuple):
+    """A short run, from which the time of the whole one follows."""
+
+    steps: list[float]
+    """Seconds of each. The first also warms up."""
+    validations: list[float]
+    """Seconds of each: before the first step and after the last. Empty if the run has none."""
+    rest: float
+    """Seconds of everything else: loading, the last checkpoint."""
+    sampled_tokens: float
+    """Of an average step."""
+    episodes: int
+    """All, those of validations included."""
+
+    def whole_run(self, plan: RunPlan) -> dict[str, Any]:
+        """What the whole run takes, by the names that `ajet audit --time --json` prints."""
+        step = sum(self.steps[1:]) / len(self.steps[1:])
+        first, last = (self.validations[0], self.validations[-1]) if self.validations else (0.0, 0.0)
+        validating = first + (plan.validations - 1) * last if plan.validations else 0.0
+        seconds = self.rest + self.steps[0] + (plan.steps - 1) * step + validating
+        counts = {"steps": plan.steps, "validations": plan.validations, "episodes": plan.episodes}
+        parts = {"first_step_s": self.steps[0], "step_s": step, "validation_s": last, "rest_s": self.rest}
+        return {**counts, **parts, "hours": seconds / 3600, "sampled_tokens": self.sampled_tokens * plan.steps}
+
+
+def time_lines(plan: RunPlan, whole: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a run takes, as labels and texts."""
+    of = f"{plan.episodes_per_step:,} episodes" if plan.episodes else f"{plan.tasks_per_step:,} recorded conversations"
+    yield "the run", f"{plan.steps:,} steps of {of}"
+    yield "validations", f"{plan.validations:,} of {plan.validation_episodes:,} episodes"
+    yield "a step", f"{whole['step_s']:.2f} s (the first {whole['first_step_s']:.2f} s)"
+    if plan.validations:
+        yield "a validation", f"{whole['validation_s']:.2f} s"
+    yield "start and end", f"{whole['rest_s']:.1f} s"
+    seconds = whole["hours"] * 3600
+    yield "in all", f"{whole['hours']:.2f} hours ({seconds:,.0f} s)"
+    if plan.episodes:
+        yield "sampled tokens", f"{whole['sampled_tokens']:,.0f}, validations aside"
+    if "helper_tokens" in whole:
+        calls, tokens, cost = (whole[f"helper_{name}"] for name in ("calls", "tokens", "cost"))
+        yield "helper", f"{calls:,.0f} calls, {tokens:,.0f} tokens, {cost:,.2f} by ajet.helper.price_per_million"
+    if "gpu_cost" in whole:
+        yield "cost", f"{whole['gpu_cost']:,.2f} for {whole['gpus']} GPU" + "s" * (whole["gpus"] > 1)
+    yield "note", "replies that grow or shrink while the model learns change what a step takes"
 
 
 def training_steps(config: Config, training_tasks: int) -> int:

@@ -44,6 +44,7 @@ COMMANDS = {
     "init": Command("NAME|--skill", "create a new project that runs as it is, or a skill for coding agents"),
     "tune": Command("CONF", "tune prompt templates, then train the weights with the best of them"),
     "validate": Command("CONF", "check a config and show what would run"),
+    "audit": Command("CONF", "say whether a task can be trained, and what a run will take"),
     "migrate": Command("FILE", "write another system's configuration as ours, key by key"),
     "doctor": Command("", "check this machine and its packages, and suggest fixes"),
     "schema": Command("", "print the JSON schema of configs, for editors", "config.schema"),

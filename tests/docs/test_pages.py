@@ -170,6 +170,7 @@ def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse)
+        patch.setattr(argparse.ArgumentParser, "parse_intermixed_args", parse)
         if words[0] not in (
             "vllm",
             "validate",

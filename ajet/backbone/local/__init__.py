@@ -8,6 +8,8 @@ from ajet.backbone import LaunchOptions
 from ajet.schema.install import imported_to_stay, lazily
 
 if TYPE_CHECKING:
+    from ajet.backbone.local.placement import place as place
+    from ajet.backbone.local.placement import visible_gpus as visible_gpus
     from ajet.backbone.local.placement import why_no_gpu as why_no_gpu
     from ajet.backbone.local.placement import why_unfit as why_unfit
     from ajet.config import Config
@@ -32,10 +34,4 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) ->
     return code
 
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "why_no_gpu": "placement",
-        "why_unfit": "placement",
-    },
-)
+__getattr__ = lazily(__name__, dict.fromkeys(("place", "visible_gpus", "why_no_gpu", "why_unfit"), "placement"))

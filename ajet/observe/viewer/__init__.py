@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ajet.schema.install import lazily
 
 if TYPE_CHECKING:
+    from ajet.observe.viewer.episode_view import answer_names, gold_answer
     from ajet.observe.viewer.library import (
         Experiment,
         ExperimentNotFoundError,
@@ -24,12 +25,17 @@ __all__ = [
     "NoExperimentsError",
     "Viewer",
     "ViewerSettings",
+    "answer_names",
     "differences",
     "differently_judged",
+    "gold_answer",
     "is_experiment",
     "write_report",
 ]
 
 # commands that only read experiments load no web framework
-_ELSEWHERE = {"Viewer": "serve", "ViewerSettings": "serve", "write_report": "report"}
+_ELSEWHERE = {
+    **{"Viewer": "serve", "ViewerSettings": "serve", "write_report": "report"},
+    **{"answer_names": "episode_view", "gold_answer": "episode_view"},
+}
 __getattr__ = lazily(__name__, {**dict.fromkeys(__all__, "library"), **_ELSEWHERE})

@@ -46,7 +46,7 @@ _NAMES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HealthNote:
     """One line of the overview. `link`: the page below the run's that shows more."""
 
     level: Level
@@ -55,12 +55,12 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RunVerdict:
     """Whether a run is learning, in a few words, and what says so."""
 
     level: Level
     title: str
-    because: list[Finding] = field(default_factory=list)
+    because: list[HealthNote] = field(default_factory=list)
 
 
 class Series(NamedTuple):
@@ -118,17 +118,17 @@ def overview(experiment: Experiment) -> dict[str, Any]:
     columns = reading.part(lambda: experiment.metrics(_NAMES), no_steps)
     figures = Figures(columns)
     nothing: dict[str, Any] = {}
-    none: list[Finding] = []
+    none: list[HealthNote] = []
     health = [finding for check in HEALTH for finding in reading.part(partial(check, experiment, figures), none)]
     tasks = reading.part(lambda: _tasks(experiment), nothing)
     judged = verdict(figures)
     if experiment.prompts.exists:
-        found = Finding("quiet", "The run searches for prompt templates. Its candidates have a page.", "candidates")
+        found = HealthNote("quiet", "The run searches for prompt templates. Its candidates have a page.", "candidates")
         judged = replace(judged, because=[found, *judged.because])
     problems = [*filter(None, [columns["problem"]]), *reading.problems]
     return {
         "verdict": judged,
-        "health": [*(Finding("bad", problem) for problem in problems), *health],
+        "health": [*(HealthNote("bad", problem) for problem in problems), *health],
         "totals": _totals(figures),
         "phases": {phase: total for phase in _PHASES if (total := figures.total(f"time/{phase}"))},
         **tasks,
@@ -138,23 +138,25 @@ def overview(experiment: Experiment) -> dict[str, Any]:
 # ---------------------------------------------------------------- is it learning?
 
 
-def verdict(figures: Figures) -> Verdict:
+def verdict(figures: Figures) -> RunVerdict:
     """Judge by validation where there are two of them or more, else by the training reward."""
     if not figures.any:
-        return Verdict("quiet", "No step has finished yet", [Finding("quiet", "The charts begin with the first step.")])
+        return RunVerdict(
+            "quiet", "No step has finished yet", [HealthNote("quiet", "The charts begin with the first step.")]
+        )
     validation, training = figures.of(*_VALIDATIONS), figures.of(*_RETURNS)
     because = [*_of_validation(validation), *_of_training(training, figures), *_of_groups(figures)]
     trained = _trend(training, figures.window)
     failed = figures.lately("episode/failed_share")
     if failed.steps and failed.mean >= _MOST_FAIL:
-        return Verdict("bad", "Most episodes fail", because)
+        return RunVerdict("bad", "Most episodes fail", because)
     if len(validation.steps) >= 2:
-        return Verdict(*_by_validation(validation, trained, figures), because)
+        return RunVerdict(*_by_validation(validation, trained, figures), because)
     titles: dict[int | None, tuple[Level, str]] = {
         None: ("quiet", "Too early to tell"), 1: ("good", "The training reward rises"),
         0: ("warn", "No clear change so far"), -1: ("bad", "The training reward falls"),
     }  # fmt: skip
-    return Verdict(*titles[trained], because)
+    return RunVerdict(*titles[trained], because)
 
 
 def _by_validation(series: Series, trained: int | None, figures: Figures) -> tuple[Level, str]:
@@ -202,57 +204,59 @@ def _trend(series: Series, window: int) -> int | None:
     return 0 if abs(change) <= certain else 1 if change > 0 else -1
 
 
-def _of_validation(series: Series) -> list[Finding]:
+def _of_validation(series: Series) -> list[HealthNote]:
     if not series.steps:
-        return [Finding("quiet", "No validation so far.")]
+        return [HealthNote("quiet", "No validation so far.")]
     (first, last), (start, end) = (series.steps[0], series.steps[-1]), (series.values[0], series.values[-1])
     if first == last:
-        return [Finding("quiet", f"Validation {_number(start)} at step {first}, the only one so far.")]
+        return [HealthNote("quiet", f"Validation {_number(start)} at step {first}, the only one so far.")]
     best = int(series.values.argmax())
     highest = series.values[best]
     where = "its best" if highest == end else f"best {_number(highest)} at step {series.steps[best]}"
-    return [Finding("quiet", f"Validation {_number(start)} at step {first}, {_number(end)} at step {last} ({where}).")]
+    return [
+        HealthNote("quiet", f"Validation {_number(start)} at step {first}, {_number(end)} at step {last} ({where}).")
+    ]
 
 
-def _of_training(series: Series, figures: Figures) -> list[Finding]:
+def _of_training(series: Series, figures: Figures) -> list[HealthNote]:
     if not series.steps:
         return []
     first, last = series.part(0, figures.window), series.part(-figures.window)
     text = f"Training reward {_number(first.mean)} in {first.where}"
     more = f", {_number(last.mean)} in {last.where}" if last.steps != first.steps else ""
-    return [Finding("quiet", f"{text}{more}.")]
+    return [HealthNote("quiet", f"{text}{more}.")]
 
 
-def _of_groups(figures: Figures) -> list[Finding]:
+def _of_groups(figures: Figures) -> list[HealthNote]:
     groups, alike = figures.lately("credit/groups"), figures.lately("credit/zero_variance_groups")
     if not groups.steps or not alike.steps or not groups.mean:
         return []
     mixed = 1.0 - alike.mean / groups.mean
     text = f"{_percent(mixed)} of the groups in {groups.where} have different rewards. Only these teach."
-    return [Finding("warn" if mixed < _FEW_MIXED else "quiet", text, "episodes")]
+    return [HealthNote("warn" if mixed < _FEW_MIXED else "quiet", text, "episodes")]
 
 
 # ---------------------------------------------------------------- what is wrong?
 
-Check: TypeAlias = Callable[[Experiment, Figures], list[Finding]]
+Check: TypeAlias = Callable[[Experiment, Figures], list[HealthNote]]
 
 
-def _failures(experiment: Experiment, figures: Figures) -> list[Finding]:
+def _failures(experiment: Experiment, figures: Figures) -> list[HealthNote]:
     """How many episodes failed lately, and of what, over the whole run."""
     lately = figures.lately("episode/failed_share")
     found = []
     if lately.values.any():
         level: Level = "bad" if lately.mean >= _MOST_FAIL else "warn" if lately.mean >= _MANY_FAIL else "quiet"
         text = f"{_percent(lately.mean)} of the episodes in {lately.where} failed, and count in no mean."
-        found.append(Finding(level, text))
+        found.append(HealthNote(level, text))
     facets = _facets(experiment)
     for kind, count in list(facets.failures.items())[:_WARNINGS]:
         text = f"{count:,} of the recorded episodes failed with {kind}."
-        found.append(Finding("warn", text, f"episodes?failure={quote(kind, safe='')}"))
+        found.append(HealthNote("warn", text, f"episodes?failure={quote(kind, safe='')}"))
     return found
 
 
-def _cut(experiment: Experiment, figures: Figures) -> list[Finding]:
+def _cut(experiment: Experiment, figures: Figures) -> list[HealthNote]:
     """Episodes whose reply was cut, or whose prompt left no room for one."""
     episodes = figures.total("episode/count")
     found = []
@@ -261,29 +265,29 @@ def _cut(experiment: Experiment, figures: Figures) -> list[Finding]:
         if count and episodes:
             level: Level = "warn" if count / episodes >= _MANY_CUT else "quiet"
             text = f"{count:,.0f} of {episodes:,.0f} episodes ended with {what}."
-            found.append(Finding(level, text, "episodes?status=truncated"))
+            found.append(HealthNote(level, text, "episodes?status=truncated"))
     return found
 
 
-def _dropped(experiment: Experiment, figures: Figures) -> list[Finding]:
+def _dropped(experiment: Experiment, figures: Figures) -> list[HealthNote]:
     """Sampled tokens that reach no sample."""
     captured, dropped = figures.total("ledger/captured"), figures.total("ledger/dropped")
     if not captured or not dropped:
         return []
     share = dropped / captured
     text = f"{_percent(share)} of the sampled tokens were dropped, and trained nothing."
-    return [Finding("warn" if share >= _MANY_DROPPED else "quiet", text, "charts?find=dropped")]
+    return [HealthNote("warn" if share >= _MANY_DROPPED else "quiet", text, "charts?find=dropped")]
 
 
-def _logged(experiment: Experiment, figures: Figures) -> list[Finding]:
+def _logged(experiment: Experiment, figures: Figures) -> list[HealthNote]:
     """The newest warnings and errors of the log."""
     levels: dict[str, Level] = {"warning": "warn", "error": "bad", "critical": "bad"}
-    found: dict[str, Finding] = {}
+    found: dict[str, HealthNote] = {}
     for line in reversed(experiment.log_tail()):
         level = levels.get(str(line.get("level", "")).lower())
         if level is not None:
             text = str(line.get("message", ""))
-            found.setdefault(text, Finding(level, text[:_EXCERPT], "about"))
+            found.setdefault(text, HealthNote(level, text[:_EXCERPT], "about"))
     return list(found.values())[:_WARNINGS]
 
 
