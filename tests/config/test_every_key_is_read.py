@@ -45,6 +45,8 @@ def read_on(backbone: str) -> set[str]:
     without = [module for name, module in PACKAGES.items() if name.split()[0] != backbone]
     without += [module for module in SOURCES if module.startswith("ajet.cli.") and module != "ajet.cli.main"]
     without += [*STAND_INS, "ajet.backbone.trainer_api", "ajet.backbone.memory"]  # before a run, not in it
+    if backbone in ("debug", "prompt"):
+        without += ["ajet.backbone.checks.check_formulas"]  # of what trains weights
     if backbone in ("verl", "trinity"):
         without += OWN_ENGINE  # their engines are made elsewhere
     if backbone == "local":
