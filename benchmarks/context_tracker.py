@@ -3,7 +3,7 @@
 Episodes have T turns with about 100 tokens per message, in five shapes: `linear`, `tools` (10 tools), `agents` (three
 that take turns), `tree` (a planner that samples two replies and asks a helper in every third step), and `rewriting`
 (the memory is cut back every eighth turn). Some replies are not tokenized the way the tokenizer would do it,
-as happens when a model samples. Requests arrive as fresh JSON; parsing it is not counted.
+as happens when a model samples. Requests arrive as JSON, as they do at the gateway; reading what is new is counted.
 
 The tokenizer is built here and resembles those of today's models (30,000 merges learned from Python's own sources,
 Qwen's splitting rule, ChatML with tools); `--model` uses another one. Writes `results/context_tracker.json` and, if
@@ -28,9 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from common import RESULTS, write_result
 
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings, linear_samples
+from ajet.context_tracker.messages import FixedTools, JsonMessages
 from ajet.engine.model_source import ModelSource
 from ajet.observe.episode_codec import encode_episode
 from ajet.schema.chat import Completion, Sampling
@@ -43,6 +45,8 @@ DRIFT = 0.3
 SAME_WORK = 200
 """Turns measured at a time."""
 NAIVE_TURNS = (5, 20, 50, 100)
+LONG_TURNS = (125, 250, 500, 1000, 2000)
+LONG_TOOLS = 50
 TEXT = """the planner opens a map and marks every station where water was found then asks its helper whether the old
 bridge still carries wagons before it chooses a road"""
 WORDS = TEXT.split()
@@ -125,20 +129,23 @@ class Seen:
 class Episode:
     """Drives a tracker as a session does."""
 
-    def __init__(self, world: World, renderer: Renderer) -> None:
-        self.world, self.clock = world, Clock()
+    def __init__(self, world: World, renderer: Renderer, *, keep: bool = True) -> None:
+        """`keep`: what the engine was given is kept for a check."""
+        self.world, self.clock, self.keep = world, Clock(), keep
         self.tracker = ContextTracker(renderer, LIMITS)
         self.seen: list[Seen] = []
+        self.toolsets: dict[str, FixedTools] = {}
+        """As the gateway does, tools that come in the same JSON are read once."""
 
     def call(self, talk: Talk, reply: dict[str, Any], said: str, *, choice: int = 0) -> dict[str, Any]:
         """One model call; returns the reply as the client will send it back."""
-        request = json.loads(json.dumps({"messages": talk.messages, "tools": talk.tools}))
-        begun = self.clock.run(
-            self.tracker.begin, talk.agent, "target", request["messages"], request["tools"], Sampling(), choice=choice
-        )
+        messages = JsonMessages(json.dumps(talk.messages).encode(), msgspec.json.decode)
+        tools = self.toolsets.setdefault(json.dumps(talk.tools), FixedTools(talk.tools))
+        begun = self.clock.run(self.tracker.begin, talk.agent, "target", messages, tools, Sampling(), choice=choice)
         completion = self.world.sampled(said)
         self.clock.run(self.tracker.commit, begun.call_id, completion, reply, text=said)
-        self.seen.append(Seen(array("i", begun.prompt_ids), array("i", completion.token_ids)))
+        if self.keep:
+            self.seen.append(Seen(array("i", begun.prompt_ids), array("i", completion.token_ids)))
         return reply
 
     def say(self, talk: Talk, *, keep: bool = True, choice: int = 0) -> None:
@@ -256,6 +263,19 @@ def measure(shape: str, turns: int, renderer: Renderer, seed: int, drift: float 
         "drifted_replies": world.drifted / world.replies,
         "faithful_calls": exact / len(episode.seen),
     }
+
+
+def long_conversation(turns: int, renderer: Renderer) -> float:
+    """CPU seconds of one conversation with many tools. Whether its calls are exact, shorter ones say."""
+    world = World(renderer.tokenizer, random.Random(turns), DRIFT, words_for(renderer.tokenizer))
+    episode = Episode(world, renderer, keep=False)
+    talk = _talk(episode, "solver", [_tool(index) for index in range(LONG_TOOLS)])
+    episode.ask(talk)
+    for index in range(turns - 1):
+        episode.use_tool(talk, index)
+    episode.say(talk)
+    episode.clock.run(episode.tracker.finish, 1.0)
+    return episode.clock.spent
 
 
 def steady(shape: str, turns: int, renderer: Renderer, seed: int) -> dict[str, Any]:
@@ -377,6 +397,7 @@ def main() -> None:
         episodes.setdefault(shape, {})[turns] = best
         print(shape, turns, {key: round(value, 4) for key, value in best.items()}, flush=True)
     baseline = {turns: naive(tokenizer, turns, seed=1) for turns in NAIVE_TURNS if turns <= max(arguments.turns)}
+    long = {turns: long_conversation(turns, renderer) for turns in LONG_TURNS}
     figures = {
         "model": arguments.model or f"built here: {len(tokenizer)} tokens",
         "episodes": episodes,
@@ -388,7 +409,10 @@ def main() -> None:
             shape: exponent({turns: found["cpu_s"] for turns, found in by_turns.items() if turns >= 20})
             for shape, by_turns in episodes.items()
         },
+        "with_50_tools_cpu_s": long,
+        "with_50_tools_growth_exponent": exponent(long),
     }
+    print("with 50 tools", long, exponent(long))
     print(
         json.dumps(
             {key: figures[key] for key in ("naive_cpu_s", "times_cheaper_than_naive", "growth_exponent_20_to_200")}

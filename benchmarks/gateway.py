@@ -55,7 +55,9 @@ class StubEngine:
     capabilities = EngineCapabilities("stub")
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self._end = tokenizer.eos_token_id
+        # ids of digits, made beforehand: an engine that tokenizes would be counted as the gateway's work
+        self._digits = {digit: tokenizer.encode(digit, add_special_tokens=False) for digit in "0123456789"}
         self._words = tokenizer.encode((" " + WORDS) * 8, add_special_tokens=False)
         self._logprobs = [-0.5] * REPLY_TOKENS
         self.waits = False
@@ -64,10 +66,9 @@ class StubEngine:
         begun = time.perf_counter()
         if self.waits:
             await asyncio.sleep(((request.sampling.max_tokens or 0) - REPLY_TOKENS) / 1e3)
-        took = self._tokenizer.encode(f"{(time.perf_counter() - begun) * 1e6:.0f}", add_special_tokens=False)
-        end = self._tokenizer.eos_token_id
-        ids = [*took, *self._words[: REPLY_TOKENS - 1 - len(took)], end]
-        return Completion(ids, list(self._logprobs), "stop", end)
+        took = [token for digit in f"{(time.perf_counter() - begun) * 1e6:.0f}" for token in self._digits[digit]]
+        ids = [*took, *self._words[: REPLY_TOKENS - 1 - len(took)], self._end]
+        return Completion(ids, list(self._logprobs), "stop", self._end)
 
 
 class Host:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ from ajet.trainer.executor import check_trees, tree_support
 from ajet.trainer.forward import Forward, PackForward, RowForward
 from ajet.trainer.pack import Item, Layout, make_packs
 
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "model_families.md"
-MARK = "<!-- written by benchmarks/model_families.py -->"
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "training.md"
+MARK, END = "<!-- written by benchmarks/model_families.py -->", "<!-- until here -->"
 WINDOW = 16
 """Tokens of every window; paths have up to 70."""
 EXACT = 1e-3
@@ -263,27 +264,36 @@ def check(family: str) -> dict[str, Any]:
     return row
 
 
-def cell(difference: float | None) -> str:
+def table(figures: dict[str, dict[str, Any]]) -> str:
+    """In Markdown: the families that share branches, the largest differences, and why the others don't."""
+    shared = {family: row for family, row in figures.items() if row["no_tree"] is None}
+    named = []
+    for family, row in shared.items():
+        special = [*row.get("rules", []), *(["no engine"] if "no_engine" in row else [])]
+        special += [f"not {what} in bfloat16" for what in ("tree", "engine") if not row[f"bf16_{what}"]]
+        named.append(f"{family} ({', '.join(special)})" if special else family)
+    largest = {what: max(row[what] for row in shared.values()) for what in ("engine", "tree", "rows", "lora")}
+    lines = [
+        f"{len(shared)} families, in the engine and as trees, also in bfloat16: {'; '.join(named)}.",
+        "",
+        "| largest difference | engine | trees | rows | LoRA |",
+        "|---|---|---|---|---|",
+        f"| of these families | {' | '.join(f'{value:.0e}' for value in largest.values())} |",
+        "",
+        "| only as rows | why | rows | LoRA |",
+        "|---|---|---|---|",
+    ]
+    for family, row in figures.items():
+        if family not in shared:
+            why = re.sub(r"^\w+(ForCausalLM|Attention)('s)? ", "its " if "'s " in row["no_tree"] else "it ", row["no_tree"])
+            lines.append(f"| {family} | {why} | {' | '.join(cell(row[name]) for name in ('rows', 'lora'))} |")
+    return "\n".join(lines)
+
+
+def cell(difference: float) -> str:
     """A figure, in bold if it is more than rounding."""
-    if difference is None:
-        return "no"
     text = f"{difference:.0e}" if difference else "0"
     return text if difference <= EXACT else f"**{text}**"
-
-
-def table(figures: dict[str, dict[str, Any]]) -> str:
-    """In Markdown, with the reasons of what can't be done below."""
-    lines = ["| family | layers | engine | tree | rows | LoRA | bf16 |", "|---|---|---|---|---|---|---|"]
-    reasons: dict[str, list[str]] = {}
-    for family, row in figures.items():
-        taken = [name for name in ("tree", "engine") if row[f"bf16_{name}"]]
-        bf16 = ", ".join(taken) or "rows"
-        cells = [", ".join(row.get("rules", [])), *(cell(row.get(name)) for name in ("engine", "tree", "rows", "lora"))]
-        lines.append(f"| {family} | {' | '.join(cells)} | {bf16} |")
-        for what, why in (("Tree", row["no_tree"]), ("Engine", row.get("no_engine"))):
-            if why is not None:
-                reasons.setdefault(family, []).append(f"{what}: {why}.")
-    return "\n".join([*lines, "", *(f"- **{family}.** {' '.join(why)}" for family, why in reasons.items())])
 
 
 def main() -> None:
@@ -301,8 +311,8 @@ def main() -> None:
     if only:
         return
     write_result("model_families", figures)
-    before = PAGE.read_text().split(MARK)[0]
-    PAGE.write_text(f"{before}{MARK}\n\n{table(figures)}\n")
+    before, after = PAGE.read_text().split(MARK)[0], PAGE.read_text().split(END)[1]
+    PAGE.write_text(f"{before}{MARK}\n\n{table(figures)}\n\n{END}{after}")
 
 
 if __name__ == "__main__":

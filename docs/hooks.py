@@ -40,11 +40,18 @@ def on_post_build(config: Any) -> None:
     for section in config["nav"]:
         (title, pages), *_ = section.items()
         lines += ["", f"## {title}", ""]
-        lines += [_entry(page) for page in ([pages] if isinstance(pages, str) else pages)]
+        lines += [_entry(page) for page in _pages_in(pages)]
     (site / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     for place, text in _texts.items():
         (site / place).parent.mkdir(parents=True, exist_ok=True)
         (site / place).write_text(text, encoding="utf-8")
+
+
+def _pages_in(part: Any) -> list[str]:
+    """The pages of a part of the menu, which may have parts in it."""
+    if isinstance(part, str):
+        return [part]
+    return [page for inner in (part.values() if isinstance(part, dict) else part) for page in _pages_in(inner)]
 
 
 def _entry(place: str) -> str:

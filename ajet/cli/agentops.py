@@ -20,7 +20,7 @@ from ajet.schema.errors import UserError
 from ajet.system.command_line import CommandParser
 
 if TYPE_CHECKING:
-    from ajet.gateway.traces import Sink, SpanCollector
+    from ajet.gateway.endpoints import Sink, SpanCollector
     from ajet.schema.span import Span
 
 KEY_VARIABLE = "AJET_AGENTOPS_KEY"
@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 async def _serve(arguments: Namespace) -> int:
-    from ajet.gateway.traces import SpanCollector
+    from ajet.gateway.endpoints import SpanCollector
 
     key = os.environ.get(KEY_VARIABLE) or str(uuid.uuid4())  # AgentOps expects the form of a UUID
     stop = interruption()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ajet.system.command_line import CommandParser
 
@@ -12,7 +13,7 @@ EPILOG = """\
 ajet config show my.yaml                      all keys, defaults filled in, secrets masked
 ajet config show my.yaml rollout.num_repeat=8
 ajet config schema > ajet.schema.json         for completion in an editor
-ajet config docs > docs/configuration.md
+ajet config docs docs/config                  the pages about all keys, into this folder
 """
 
 
@@ -25,9 +26,12 @@ def run(argv: Sequence[str]) -> int:
 
         print(json.dumps(editor_schema(), indent=2, ensure_ascii=False))
     elif arguments.what == "docs":
-        from ajet.config.docs import markdown
+        from ajet.config.docs import pages
 
-        sys.stdout.write(markdown())
+        if arguments.conf is None:
+            sys.stdout.write("\n".join(pages().values()))
+        else:
+            _write(pages(), Path(arguments.conf))
     elif arguments.conf is None:
         parser.error("ajet config show CONF: which file?")
     else:
@@ -46,10 +50,22 @@ def _parser() -> CommandParser:
 
     parser = CommandParser("ajet config", epilog=EPILOG, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["show", "schema", "docs"])
-    parser.add_argument("conf", nargs="?", metavar="CONF", help="for show: the YAML file")
+    parser.add_argument(
+        "conf",
+        nargs="?",
+        metavar="CONF|FOLDER",
+        help="for show: the YAML file; for docs: where to write the pages instead of printing them",
+    )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for show: as in a run")
     parser.add_argument("--backbone", help="for show: print what this backbone is given instead (verl, trinity)")
     return parser
+
+
+def _write(pages: Mapping[str, str], folder: Path) -> None:
+    """Write each page as a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _resolved(conf: str, overrides: Sequence[str], backbone: str | None) -> str:

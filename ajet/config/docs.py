@@ -1,16 +1,17 @@
-"""The schema's own documentation: the Markdown reference, and the JSON schema for editors."""
+"""The schema's own documentation: the pages of `docs/config/`, and the JSON schema for editors."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from ajet.config.effects import OF_ONE_BACKBONE, ONLY_ON, entry
-from ajet.config.keys import KnownKey, allowed, fragment_at, json_schema, known_keys
+from ajet.config.keys import KnownKey, choices, fragment_at, json_schema, kinds, known_keys
 from ajet.config.kinds import BACKBONES
 from ajet.config.root import Config
-from ajet.config.section import Block, Section
+from ajet.config.section import Block
 
 INTERPOLATION = {"type": "string", "pattern": r"\$\{.*\}"}
 """An interpolation may stand in place of a number."""
@@ -62,102 +63,149 @@ FIRST_KEYS = (
 HEAD = """\
 # Configuration
 
-<!-- Written by `ajet config docs` from the schema in ajet/config/: don't edit. -->
+<!-- Written by `ajet config docs docs/config` from the schema in ajet/config/: don't edit. -->
 
-A run is described by one YAML file:
+One YAML file describes a run:
 
 ```bash
 ajet --conf my_agent.yaml
 ajet --conf my_agent.yaml rollout.num_repeat=8 trainer_common.optim.lr=2e-6
 ```
 
-- Everything AgentJet reads is below `ajet:`. An unknown key is an error that names the line and the key that was
-  probably meant.
-- On the command line, a key may be written in full (`ajet.rollout.num_repeat=8`) or without `ajet.`
-  (`rollout.num_repeat=8`). Values are read as YAML: `[a, b]`, `null`, `true`, `1e-6`.
-- Other top-level blocks are yours. `frozen_lake: {size: 4}` is `tuner.config.frozen_lake.size` in the workflow, and
-  `ajet.user` is `tuner.config.ajet.user`. To add a block that isn't in the file: `+frozen_lake.size=4`.
-- Top-level `verl:`, `trinity:` and `trainer:` blocks are passed on to that backbone unchanged; `hydra:` and `defaults:`
-  are ignored.
-- A key that has no effect on the chosen backbone or engine is named by `ajet validate` and in the run's log.
-- Values may refer to others (`${ajet.rollout.num_repeat}`, `${.neighbour}`) and to the environment
-  (`${oc.env:NAME}`, `${oc.env:NAME,default}`).
-- File names are looked up in the working directory, then in the YAML's folder, then in the folders above it.
+- AgentJet reads what is below `ajet:`. An unknown key is an error that names its line and the key you probably meant.
+- On the command line, write a key with or without `ajet.`. Values are YAML: `[a, b]`, `null`, `true`, `1e-6`.
+- Other top-level blocks are yours: the workflow reads `frozen_lake: {size: 4}` as `tuner.config.frozen_lake.size`.
+  `+frozen_lake.size=4` adds such a block on the command line.
+- Top-level `verl:`, `trinity:` and `trainer:` go to that backbone unchanged; `hydra:` and `defaults:` are ignored.
+- A value may refer to another (`${ajet.rollout.num_repeat}`, `${.neighbour}`) or to the environment (`${oc.env:NAME}`,
+  `${oc.env:NAME,default}`).
+- A file is looked up in the working directory, then in the YAML's folder, then in the folders above it.
+- `ajet validate FILE` and the run's log name keys without effect on the chosen backbone or engine.
 
-`ajet validate FILE` checks a file and says what would run, `ajet config show FILE` prints it with all defaults filled
-in and secrets masked, and `ajet config schema` prints the JSON schema. For completion and checks in an editor with a
-YAML language server:
-
-```bash
-ajet config schema > ajet.schema.json
-```
-
-```yaml
-# yaml-language-server: $schema=ajet.schema.json
-```
+`ajet config show FILE` prints a file with all defaults. For completion in an editor with a YAML language server, run
+`ajet config schema > ajet.schema.json` and begin the file with `# yaml-language-server: $schema=ajet.schema.json`.
 """
-
-
-def markdown() -> str:
-    """`docs/configuration.md`."""
-    parts = [HEAD, FIRST, _first_table()]
-    for path, section in _sections():
-        level = "##" if len(path) <= 2 else "###"
-        parts.append(f"{level} `{'.'.join(path)}`\n\n{_section_text(section)}\n\n{_table(path)}")
-    return "\n".join(parts)
-
 
 FIRST = """\
 ## The keys that matter first
 
-Most runs set a few of these 40. Everything else has a default that works.
+Most runs set a few of these 40, all below `ajet`. Every other key has a default that works.
 """
+
+TABLE = "| key | default | |\n|---|---|---|\n"
+OWN_HEADING = 4
+"""A group with fewer keys stands in the table of the group around it."""
+
+
+def pages() -> dict[str, str]:
+    """The pages of `docs/config/`, by file name: one for each block below `ajet`, and one to start from."""
+    blocks = [path for path in _groups(("ajet",)) if len(path) == 2]
+    index = [HEAD, FIRST, _first_table(), "## All blocks\n", _block_table(blocks)]
+    index += ["## `ajet`\n\nKeys outside of any block.\n", _table(("ajet",))]
+    found = {f"{path[1]}.md": "\n".join(_section(group) for group in (path, *_groups(path))) for path in blocks}
+    return {"index.md": "\n".join(index), **found}
 
 
 def _first_table() -> str:
-    rows = ["| key below `ajet` | default | |", "|---|---|---|"]
+    rows = []
     for name in FIRST_KEYS:
         key = known_keys()[("ajet", *name.split("."))]
-        default = "" if key.section is not None else _default(key)
-        rows.append(f"| `{name}` | {default} | {key.doc.replace('|', chr(92) + '|')}. |")
-    return "\n".join(rows) + "\n"
+        default = "" if key.section is not None else _shown(key.field.get_default(call_default_factory=True))
+        rows.append(_row(name, default, re.split(r"[:;] | \(", key.doc)[0]))
+    return TABLE + "".join(rows)
 
 
-def _sections() -> Iterator[tuple[tuple[str, ...], type[Section]]]:
-    for path, key in known_keys().items():
-        if path[0] == "ajet" and key.section is not None and any(_leaves(path)):
-            yield path, key.section
+def _block_table(blocks: Sequence[tuple[str, ...]]) -> str:
+    rows = [
+        f"| [`{path[1]}`]({path[1]}.md) | {len(_leaves(path))} | {re.split('[.:] ', _about(path).rstrip('.'))[0]} |\n"
+        for path in blocks
+    ]
+    return "| block | keys | |\n|---|---|---|\n" + "".join(rows)
 
 
 def _leaves(path: tuple[str, ...]) -> list[KnownKey]:
-    return [key for key in known_keys().values() if key.path[:-1] == path and key.section is None]
+    """Every key below a group, however deep."""
+    return [key for key in known_keys().values() if key.path[: len(path)] == path and key.section is None]
 
 
-def _section_text(section: type[Section]) -> str:
+def _groups(above: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The groups below another one that have a page or heading."""
+    below = [path for path, key in known_keys().items() if key.section and path[: len(above)] == above != path]
+    return [path for path in below if len(path) == 2 or len(_leaves(path)) >= OWN_HEADING]
+
+
+def _section(path: tuple[str, ...]) -> str:
+    heading = f"{'#' if len(path) == 2 else '##'} `{'.'.join(path)}`"
+    only = _only(path)
+    if len(path) > 2 and only == _only(path[:-1]):
+        only = ""
+    return f"{heading}\n\n{_about(path)}{only}\n\n{_table(path)}"
+
+
+def _about(path: tuple[str, ...]) -> str:
+    section = known_keys()[path].section
     text = " ".join((section.__doc__ or "").split())
     text = text.partition(": ")[2] or text
     return text[:1].upper() + text[1:]
 
 
 def _table(path: tuple[str, ...]) -> str:
-    rows = ["| key | takes | default | |", "|---|---|---|---|"]
+    rows = []
     for key in _leaves(path):
-        fragment = fragment_at(key.path) or {}
-        cells = (f"`{key.path[-1]}`", _takes(key, fragment), _default(key), _description(key))
-        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join(rows) + "\n"
+        if any(key.path[: len(group)] == group for group in _groups(path)):
+            continue
+        text = " ".join((key.field.description or "").split())
+        if (only := _only(key.path)) != _only(path):
+            text += only or " (on all backbones)"
+        rows.append(_row(".".join(key.path[len(path) :]), _default(key), text))
+    return TABLE + "".join(rows)
 
 
-def _takes(key: KnownKey, fragment: dict[str, Any]) -> str:
-    return "any keys" if key.field.annotation is Block else allowed(fragment)
+def _row(*cells: str) -> str:
+    name, default, text = (cell.replace("|", "\\|") for cell in cells)
+    return f"| `{name}` | {default} | {text} |\n"
+
+
+def _only(path: tuple[str, ...]) -> str:
+    """The backbones that read a key or group, unless all do, or its name says which."""
+    backbones = entry(ONLY_ON, ".".join(path[1:]))
+    if not backbones or set(backbones) == set(BACKBONES) or path[1] in OF_ONE_BACKBONE:
+        return ""
+    return f" ({', '.join(backbones)} only)"
 
 
 def _default(key: KnownKey) -> str:
+    """The default, and what else the key takes, unless the default or the help shows it."""
     value = key.field.get_default(call_default_factory=True)
+    if isinstance(value, Block):
+        return "any keys"
+    fragment = fragment_at(key.path) or {}
+    words = [word for word in choices(fragment) if word != str(value)]
+    told = set(words) <= set(re.findall(r"`([^`]*)`", key.field.description or ""))
+    takes = [f"`{word}`" for word in words if not told] if words else _takes(fragment, value)
+    return f"null or {', '.join(takes)}" if value is None and takes else ", ".join([_shown(value), *takes])
+
+
+def _takes(fragment: dict[str, Any], value: Any) -> list[str]:
+    """Limits of a number, unless they are plain; and of null, what it may be instead, unless that is text."""
+    words = [_BOUNDS.sub(lambda found: _SIGNS[found[0]], word) for word in kinds(fragment) if word != "null"]
+    words = [re.sub(r"≥ (\S+) ≤ (\S+)", r"\1 to \2", word) for word in words]
+    if value is None:
+        return [] if words == ["text"] else words
+    limits = [word.partition(" ")[2] for word in words if word.startswith(("int ", "number "))]
+    return [limit for limit in limits if limit not in ("", *PLAIN)]
+
+
+PLAIN = ("≥ 0", "≥ 1", "> 0")
+"""Limits that nobody looks up."""
+_SIGNS = {"a whole number": "int", "a number": "number", "at least": "≥", "at most": "≤", "above": ">", "below": "<",
+          " and": "", "(": "", ")": "", "a list": "list"}  # fmt: skip
+_BOUNDS = re.compile("|".join(map(re.escape, _SIGNS)))
+
+
+def _shown(value: Any) -> str:
     if value is None:
         return "null"
-    if isinstance(value, Block):
-        return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, float):
@@ -165,17 +213,6 @@ def _default(key: KnownKey) -> str:
     if isinstance(value, list):
         return f"`[{', '.join(map(str, value))}]`"
     return f"`{value}`" if str(value) else "`''`"
-
-
-def _description(key: KnownKey) -> str:
-    text = " ".join((key.field.description or "").split())
-    name = ".".join(key.path[1:])
-    backbones = entry(ONLY_ON, name)
-    if key.path[1] in OF_ONE_BACKBONE:
-        return text
-    if backbones and set(backbones) != set(BACKBONES):
-        text += f" ({', '.join(backbones)} only)"
-    return text
 
 
 def editor_schema() -> dict[str, Any]:

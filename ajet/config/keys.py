@@ -152,15 +152,15 @@ def _step(fragment: dict[str, Any], part: Any) -> dict[str, Any] | None:
 
 def allowed(fragment: dict[str, Any]) -> str:
     """What a key takes, in words."""
-    words = list(dict.fromkeys(_kinds(fragment)))
+    words = list(dict.fromkeys(kinds(fragment)))
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def _kinds(fragment: dict[str, Any]) -> list[str]:
+def kinds(fragment: dict[str, Any]) -> list[str]:
     """Each kind of value that a key takes."""
     fragment = _dereferenced(fragment)
     if "anyOf" in fragment:
-        return [kind for option in fragment["anyOf"] for kind in _kinds(option)]
+        return [kind for option in fragment["anyOf"] for kind in kinds(option)]
     if "const" in fragment:
         return [f"`{fragment['const']}`"]
     if fragment.get("pattern") == "->":

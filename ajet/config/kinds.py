@@ -1,7 +1,7 @@
 """Every name that a YAML may say for a part, once, with the class or function that it stands for.
 
 To add a kind, write its file and one line here. What a YAML accepts, the JSON schema, errors with the nearest name,
-shell completion and `docs/configuration.md` derive from these tables. The part is imported when it is used, so a table
+shell completion and `docs/config/` derive from these tables. The part is imported when it is used, so a table
 may name rooms that are built on this one.
 """
 

@@ -39,13 +39,12 @@ class LoraConfig(Section):
     alpha: NonNegative = 32
     """Scale of the adapters: their output is multiplied by alpha / rank."""
     dropout: Share = 0.0
-    """Dropout on the adapters' input during training. Above 0, the trained policy differs from the sampled one."""
+    """Dropout on the adapters' input in training; above 0, the trained policy differs from the sampled one."""
     target_modules: list[str] | str = "all-linear"
     """Names of the layers that get an adapter, or `all-linear`."""
     base_bits: Literal[4] | None = None
-    """4: the linear layers of the base model are stored in 4 bits a weight (QLoRA; needs bitsandbytes), and a
-    checkpoint's `hf` has what these stand for, the adapters added. For the embedded engine. null: as `model.dtype`
-    says."""
+    """4: store the base model's linear layers in 4 bits a weight (QLoRA; needs bitsandbytes, embedded engine only).
+    null: as `model.dtype` says."""
 
 
 class ModelConfig(Section):
@@ -56,7 +55,7 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of weights and computation. `auto`: float32 on a CPU, bfloat16 on a GPU."""
     attn: Literal["auto", "eager", "sdpa", "flex_attention", "flash_attention_2"] = "auto"
-    """Attention implementation. `auto`: SDPA, or plain attention for models that have no other."""
+    """Attention implementation. `auto`: SDPA, or eager for models without it."""
     lora: LoraConfig = LoraConfig()
     """Train small adapters instead of all weights."""
 
@@ -76,17 +75,17 @@ class HelperConfig(Section):
     """
 
     model: str | None = None
-    """Name of the helper model at `base_url`. null: agents whose target isn't trained use the trained model too; their
-    calls are recorded but not trained."""
+    """Name of the helper model at `base_url`. null: agents whose target isn't trained use the trained model, without
+    being trained."""
     base_url: str | None = None
     """Address of the endpoint, ending in `/v1`. null: OPENAI_BASE_URL, else OpenAI's own."""
     api_key: str | None = None
     """Key for the endpoint, preferably as `${oc.env:NAME}`. null: OPENAI_API_KEY."""
     embedding_model: str | None = None
-    """The embedding model at that endpoint; the gateway passes `/v1/embeddings` on to it, and near duplicates among
-    tasks are found by it. null: such requests get status 501, and texts are compared by their words."""
+    """Embedding model at that endpoint, for `/v1/embeddings` and to find near duplicates among tasks. null: status 501,
+    and texts are compared by their words."""
     timeout: AboveZero = 120
-    """Seconds for one answer. After twice that, retries included, the call has failed."""
+    """Seconds for one answer. After twice that, retries included, the call fails."""
     max_calls: Positive | None = None
     """Most calls that `HelperModel` may make; a further one is an error. null: no limit."""
     max_tokens: Positive | None = None
@@ -119,9 +118,9 @@ class DataConfig(Section):
     """`ajet.data`: lengths and batch size."""
 
     max_prompt_length: Positive = 3000
-    """Longest prompt of a training sample, in tokens: everything before the first reply."""
+    """Longest prompt of a training sample, in tokens: all before the first reply."""
     max_response_length: Positive = 15000
-    """Most tokens after the prompt in a training sample: all replies, tool results and later messages together."""
+    """Most tokens after the prompt in a training sample, tool results and later messages included."""
     train_batch_size: Positive = 32
     """Tasks per training step. Each is run `rollout.num_repeat` times."""
 
@@ -130,12 +129,11 @@ class RemoteRunnersConfig(Section):
     """`ajet.task_runner.remote`: with `wrapper_type: remote`, where remote runners find this run."""
 
     host: str = "127.0.0.1"
-    """Address on which runners claim episodes. `0.0.0.0`: any of this machine's; set `gateway.host`, too, since the
-    runners' model calls go there."""
+    """Address on which runners claim episodes. For other machines, set `gateway.host`, too: model calls go there."""
     port: Port = 4747
     """Its port. 0: any free one."""
     lease: AboveZero = 30.0
-    """Seconds without a sign of life after which a runner is taken for dead, and its episode is run again."""
+    """Seconds of silence after which a runner counts as dead and its episode is run again."""
     tls_cert: str | None = None
     """PEM file with the certificate, for HTTPS."""
     tls_key: str | None = None
@@ -153,9 +151,9 @@ class TaskRunnerConfig(Section):
     """`ajet.task_runner`: where a workflow's code runs."""
 
     wrapper_type: Literal["asyncio-with-gc", "asyncio", "multi-processing", "remote", "outside"] = "asyncio-with-gc"
-    """`asyncio-with-gc` and `asyncio`: in a thread with its own event loop. `multi-processing`: in a separate process,
-    which may crash, call `os._exit` or hang. `remote`: in `ajet runner` processes, on this machine or others.
-    `outside`: nowhere here; programs elsewhere begin and end episodes over HTTP, and there are no tasks to read."""
+    """`asyncio-with-gc`, `asyncio`: in a thread with an event loop. `multi-processing`: in a separate process, which
+    may crash or hang. `remote`: in `ajet runner` processes. `outside`: other programs begin and end episodes over
+    HTTP."""
     outside: OutsideConfig = OutsideConfig()
     """With `outside`: which of their episodes are trained."""
     remote: RemoteRunnersConfig = RemoteRunnersConfig()
@@ -163,10 +161,10 @@ class TaskRunnerConfig(Section):
     wrapper_multiprocessing_timeout: AboveZero = 3600.0
     """Seconds after which a workflow's process is ended; `rollout.episode_timeout` applies as well."""
     max_lost_threads: Count = 8
-    """Workflow threads that may be stuck for good before the run ends with a hint to use `multi-processing`."""
+    """Workflow threads that may hang for good before the run ends."""
     process_lifetime: Literal["episode", "run"] = "episode"
-    """With `multi-processing`: `episode` gives each episode a fresh process. `run` lets processes stay for the next
-    episode, which is faster; what the workflow changes in its process (globals, the working folder) then stays too."""
+    """With `multi-processing`: a fresh process for each `episode`, or one that stays for the `run`: faster, but globals
+    and the working folder stay changed."""
 
 
 Treatment = Real | Literal["judge", "mask", "drop"]
@@ -180,15 +178,14 @@ class FailureRewardConfig(Section):
     """
 
     otherwise: Real | None = None
-    """The reward where `judge` or `mask` apply, the workflow raised or timed out, and neither the judge nor
-    `tuner.reward` gave one. null: such an episode is dropped, and its failure names the key."""
+    """The reward where `judge` or `mask` apply to an episode without one. null: it is dropped, and its failure names
+    this key."""
     workflow_error: Real | Literal["mask", "drop"] = "drop"
     """The workflow raised, or did not return a WorkflowOutput."""
     timeout: Real | Literal["mask", "drop"] = "drop"
     """`rollout.episode_timeout` ran out."""
     truncated: Treatment = "judge"
-    """The last reply was cut off by its length limit, whether the workflow then returned or raised, or
-    `multi_turn.max_steps` was used up."""
+    """The last reply was cut by its length limit, or `multi_turn.max_steps` was used up."""
     overflow: Treatment = "judge"
     """A prompt left no room in `rollout.max_model_len`."""
     abnormal: Treatment = -1.0
@@ -199,13 +196,13 @@ class ContextTrackerConfig(Section):
     """`ajet.context_tracker`: how model calls are recorded and become training tokens."""
 
     shared_token_loss: Literal["once", "multiplicity"] = "once"
-    """Train a sampled token that several conversations share once, or once for each of them."""
+    """Train a sampled token that several conversations share once, or once for each."""
     log_tool_format_check: bool = False
     """Log a warning for each reply with a malformed tool call."""
     log_tool_format_error_detail: bool = False
     """With `log_tool_format_check`: also log what was wrong with it."""
     detect_timeline_snap: bool = True
-    """Explain each fork of a conversation: which message or template rule caused it, and how many tokens it cost."""
+    """Explain each fork of a conversation: the message or template rule that caused it, and its cost in tokens."""
 
 
 class DebugConfig(Section):
@@ -229,9 +226,9 @@ class GatewayConfig(Section):
     port: Port = 0
     """Port; 0: any free one."""
     key_ttl: AboveZero | None = None
-    """Seconds for which an episode's key is valid. null: an hour, or `rollout.episode_timeout` if that is longer."""
+    """Seconds for which an episode's key is valid. null: an hour, or `rollout.episode_timeout` if longer."""
     tls_cert: str | None = None
-    """PEM file with the certificate, for HTTPS. It must be valid for the name by which clients know this machine."""
+    """PEM file with the certificate, for HTTPS, valid for the name that clients use."""
     tls_key: str | None = None
     """PEM file with the certificate's private key."""
     header_deadline: AboveZero = 10.0
@@ -243,7 +240,7 @@ class GatewayConfig(Section):
     max_concurrent_per_episode: Positive = 64
     """Most concurrent requests per episode; further ones wait for their turn."""
     allowed_origins: list[str] = []
-    """Web pages that may call the gateway from a browser, by origin (`http://localhost:3000`), or `*` for any."""
+    """Web pages that may call the gateway from a browser, by origin (`http://localhost:3000`), or `*`."""
 
 
 class RecorderConfig(Section):
@@ -261,8 +258,8 @@ class ObserveConfig(Section):
     """`ajet.observe`: what a run tells other programs about itself."""
 
     otlp_endpoint: str | None = None
-    """Collector of OpenTelemetry, such as `http://127.0.0.1:4318`: gets each episode as a trace, with its model calls,
-    spans and reward. Headers (a key, say) are taken from the environment's `OTEL_EXPORTER_OTLP_HEADERS`."""
+    """Collector of OpenTelemetry, such as `http://127.0.0.1:4318`, that gets each episode as a trace. Headers come from
+    `OTEL_EXPORTER_OTLP_HEADERS`."""
 
 
 READ_YAML_NAME = "read_yaml_name"
@@ -279,8 +276,8 @@ class AjetConfig(Section):
     experiment_dir: str = "auto"
     """Folder of the run. `auto`: `saved_experiments/<experiment_name>`."""
     backbone: BackboneName | None = None
-    """What runs the training loop: `debug`, `local`, `verl` or `trinity`; or `prompt`, which tunes prompt templates and
-    leaves the weights. `--backbone` takes precedence; null: `local`."""
+    """What runs the training loop: `debug`, `local`, `verl` or `trinity`; or `prompt`, which tunes prompts instead of
+    weights. null: `local`. `--backbone` takes precedence."""
     model: ModelConfig = ModelConfig()
     """The model to train."""
     helper: HelperConfig = HelperConfig()
@@ -312,22 +309,22 @@ class AjetConfig(Section):
     recorder: RecorderConfig = RecorderConfig()
     """Which episodes are kept for the viewer."""
     services: dict[str, ServiceConfig] = {}
-    """Programs to start before the run and to end with it, by name: `{command, folder, address, start_timeout, env,
-    restarts}`. With an `address`, the run waits until the program answers there."""
+    """Programs that run beside the run, by name: `{command, folder, address, start_timeout, env, restarts}`. The run
+    waits until each `address` answers."""
     judge: Block = Block()
-    """Any keys, for a judge of your own to read."""
+    """For a judge of yours to read."""
     presentation_quality_weight: Real = 0.25
-    """For the judge of AgentJet's example `deep_finance`, or one of your own, to read."""
+    """For the judge of AgentJet's example `deep_finance`, or one of yours."""
     grounding_weight: Real = 0.25
     """Likewise."""
     rm_weight: Real = 1.0
     """Likewise."""
     verl: Block = Block()
-    """Keys of verl's own config, passed through unchanged."""
+    """Keys of verl's config, passed on unchanged."""
     trinity: Block = Block()
-    """Keys of Trinity's own config, passed through unchanged."""
+    """Keys of Trinity's config, passed on unchanged."""
     user: Block = Block()
-    """Yours: any keys, readable as `tuner.config.ajet.user.…`."""
+    """Any keys of yours: `tuner.config.ajet.user.…`."""
 
 
 class Config(Section):

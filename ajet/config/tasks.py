@@ -18,23 +18,22 @@ class FileConfig(Section):
     """One file of tasks."""
 
     file_path: str | None = None
-    """A JSON Lines file: one task per line. Looked up in the working directory, then in the YAML's folder,
-    then in the folders above it."""
+    """A JSON Lines file: one task per line."""
 
 
 class FieldsConfig(Section):
     """Which fields of a record make a task. All other fields go to the task's metadata."""
 
     main_query: Annotated[list[str], OneOrMore] = ["main_query", "question", "prompt", "query"]
-    """Fields that may hold the problem's text; the first one present is taken."""
+    """Fields that may hold the problem's text; the first one present counts."""
     task_id: Annotated[list[str], OneOrMore] = ["task_id", "id"]
-    """Fields that may hold a unique id; records without one get an id derived from their content."""
+    """Fields that may hold a unique id. Without one, it is derived from the record."""
     init_messages: Annotated[list[str], OneOrMore] = ["init_messages", "messages"]
     """Fields that may hold the first messages."""
     env_type: Annotated[list[str], OneOrMore] = ["env_type"]
     """Fields that may name the environment."""
     tag: Annotated[list[str], OneOrMore] = ["tag"]
-    """Fields that may hold a label by which metrics are broken down."""
+    """Fields that may hold a label, by which metrics are broken down."""
 
 
 class JsonlConfig(Section):
@@ -67,7 +66,7 @@ class EnvServiceConfig(Section):
     env_url: str = ""
     """Where the service answers."""
     api_key: str | None = None
-    """The service's key, if it asks for one: `${oc.env:NAME}` takes it from the environment variable NAME."""
+    """The service's key, preferably as `${oc.env:NAME}`."""
     training_split: str = "train"
     """Split to train on."""
     validation_split: str = "dev"
@@ -84,7 +83,7 @@ class DocumentReaderConfig(Section):
     split_by: Literal["sentence", "paragraph", "character"] = "sentence"
     """Where a document may be cut."""
     cache_enabled: bool = True
-    """Keep the generated tasks and the model's answers in the experiment folder, by all that they depend on."""
+    """Keep the tasks and the model's answers in the experiment folder."""
 
 
 class QueryFilesConfig(Section):
@@ -149,9 +148,9 @@ class DataGenerationConfig(Section):
     task_num: Positive = 10
     """How many tasks to generate."""
     llm_model: str = ""
-    """The model that writes them, at the endpoint of `ajet.helper`. Empty: `ajet.helper.model`."""
+    """The model that writes them, at `ajet.helper`'s endpoint. Empty: `ajet.helper.model`."""
     llm_filter: bool = True
-    """Have the model check each task, and drop those that are unclear, unanswerable or wrongly answered."""
+    """Have the model check each task, and drop what is unclear, unanswerable or wrongly answered."""
     llm_response_length: Positive = 8192
     """Most tokens per answer."""
     num_workers: Positive = 32
@@ -192,20 +191,19 @@ class TracingConfig(Section):
     """`ajet.task_reader.tracing`: tasks from production traces."""
 
     base_url: Annotated[list[str], OneOrMore] = []
-    """Files: AgentScope-Studio's SQLite, OpenTelemetry spans as OTLP JSON, an `episodes.sqlite`; or folders of them."""
+    """Files or folders: AgentScope-Studio's SQLite, OpenTelemetry spans as OTLP JSON, an `episodes.sqlite`."""
     train_output_path: str | None = None
-    """A JSON Lines file that collects all accepted tasks; traces that are in it are not reviewed again."""
+    """A JSON Lines file that collects accepted tasks; their traces aren't reviewed again."""
     validation_share: Share = 0.3
-    """Share of the tasks to validate on. Each task's side depends on its text alone, so it stays when traces are
-    added."""
+    """Share of the tasks to validate on. A task keeps its side when traces are added."""
     min_reward: Real | None = None
     """Of an `episodes.sqlite`: only episodes with at least this reward."""
     alien_llm_model: str = ""
-    """The reviewing model, at the endpoint of `ajet.helper`. Empty: `ajet.helper.model`."""
+    """The reviewing model, at `ajet.helper`'s endpoint. Empty: `ajet.helper.model`."""
     max_thread: Positive = 32
     """Most questions to the reviewing model at a time."""
     filters: list[TraceFilterConfig] = []
-    """What becomes of the tasks found. Exact repetitions are always dropped."""
+    """Filters of the tasks found: `{type, enabled, params}`. Exact repetitions are always dropped."""
 
 
 class RandomDummyConfig(Section):
@@ -214,25 +212,25 @@ class RandomDummyConfig(Section):
     num_tasks: Positive = 1000
     """Training tasks."""
     num_validation_tasks: Count | None = None
-    """Validation tasks, which are others. null: the training tasks."""
+    """Validation tasks. null: the training tasks."""
 
 
 class CurriculumConfig(Section):
     """`ajet.task_reader.curriculum`: choose training tasks by how often they were solved lately."""
 
     enabled: bool = False
-    """Prefer tasks that are sometimes solved and sometimes not, and those that were never tried."""
+    """Prefer tasks that are solved sometimes, and those never tried."""
     explore: Share = 0.2
-    """Share of the probability that is spread evenly over all tasks, whatever their solve rates."""
+    """Share of the probability that is spread evenly over all tasks."""
     memory: Share = 0.5
-    """What earlier tries count at each new group of a task, relative to the new ones. 0: only the latest group."""
+    """What earlier tries of a task count, relative to a new group's. 0: only the latest group."""
 
 
 class TaskReaderConfig(Section):
     """`ajet.task_reader`: where tasks come from. Of the blocks, only the one named by `type` is used."""
 
     type: ReaderName = "jsonl_dataset_file"
-    """Which reader: one of ours, or your own as `path/file.py->YourReader`."""
+    """Which reader: one of these, or your own as `path/file.py->YourReader`."""
     jsonl_dataset_file: JsonlConfig = JsonlConfig()
     """Tasks from JSON Lines files."""
     huggingface_dat_repo: HuggingFaceConfig = HuggingFaceConfig()
@@ -249,7 +247,7 @@ class TaskReaderConfig(Section):
     options: Block = Block()
     """Settings for your own reader."""
     deep_finance: Block = Block()
-    """Settings for the reader of AgentJet's example `deep_finance`, which `type: deep_finance` stands for."""
+    """For `type: deep_finance`, the reader of AgentJet's example."""
     fields: FieldsConfig = FieldsConfig()
     """Which fields of a record make a task."""
     shuffle: bool = True
@@ -266,23 +264,21 @@ class TaskJudgeConfig(Section):
     """`ajet.task_judge`: how a workflow's output becomes a reward, if the workflow returns none."""
 
     judge_type: JudgeName = "customized_protocol"
-    """`customized_protocol`: the class named by `judge_protocol`. `llm_judge`: a model grades by your prompt.
-    `rubrics_auto_grader`: a model grades by rubrics that it wrote from graded examples. `openjudge`: a grader of the
-    package py-openjudge. `tests`: the task's `test_command` decides about what is in the episode's sandbox.
-    `composite`: the weighted sum of `parts`."""
+    """Kind of judge: `customized_protocol` (the class in `judge_protocol`), `llm_judge` (a model grades by your
+    prompt), `rubrics_auto_grader` (by rubrics from graded examples), `openjudge` (a grader of py-openjudge), `tests`
+    (the task's `test_command`, in the sandbox) or `composite` (the weighted sum of `parts`)."""
     judge_protocol: str | None = None
-    """Your judge: `module.path->Class` or `path/file.py->Class`. Needed only if workflows return no reward."""
+    """Your judge, if workflows return no reward: `module.path->Class` or `path/file.py->Class`."""
     success_threshold: Real = 1.0
     """Reward from which an episode counts as a success, unless the workflow or the judge says so."""
     math_verify: bool | None = None
-    """Whether `MathAnswerAsJudge` asks the package math-verify where its own exact rules can't decide. null: if it is
-    installed."""
+    """Whether `MathAnswerAsJudge` asks math-verify where its own rules can't decide. null: if it is installed."""
     max_error_share: Share = 0.2
     """The run stops when the judge failed in more than this share of a step's episodes."""
     alien_llm_model: str = ""
-    """For a judge of your own to read. `ajet.helper` is what ours ask."""
+    """For a judge of yours to read."""
     alien_llm_response_length: Positive = 512
-    """For a judge of your own to read."""
+    """For a judge of yours to read."""
     llm_judge: LlmJudgeConfig = LlmJudgeConfig()
     """With `judge_type: llm_judge`, or as a part: a model grades by your prompt."""
     rubrics_auto_grader: RubricsConfig = RubricsConfig()
@@ -290,7 +286,6 @@ class TaskJudgeConfig(Section):
     openjudge: OpenJudgeConfig = OpenJudgeConfig()
     """With `judge_type: openjudge`, or as a part: a grader of py-openjudge."""
     parts: dict[PartName, JudgePartConfig] = {}
-    """With `judge_type: composite`: judges by name. Each is recorded and plotted as `reward/<name>`."""
+    """With `composite`: judges by name, each recorded as `reward/<name>`."""
     success_part: str | None = None
-    """With `judge_type: composite`: the part that says whether an episode succeeded. null: `success_threshold` is
-    compared with the sum."""
+    """With `composite`: the part that says whether an episode succeeded. null: the sum reaches `success_threshold`."""

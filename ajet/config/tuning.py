@@ -29,9 +29,9 @@ class RolloutCorrectionConfig(Section):
     """`ajet.trainer_common.algorithm.rollout_correction`: correct for a sampler that differs from the trainer."""
 
     mode: Literal["token_tis", "sequence_tis", "masked", "none"] = "token_tis"
-    """What the ratio of the trainer's probability to the sampler's does. `token_tis`: each token's weight is multiplied
-    by min(its ratio, cap). `sequence_tis`: by min(product of the trajectory's ratios, cap). `masked`: by the ratio
-    itself, and by 0 if it leaves [low, high]."""
+    """What the ratio of the trainer's probability to the sampler's does. `token_tis`: weigh each token by min(its
+    ratio, cap). `sequence_tis`: by min(product over the trajectory, cap). `masked`: by the ratio, and by 0 outside
+    [low, high]."""
     cap: AboveZero = 2.0
     """Upper bound of the factor of `token_tis` and `sequence_tis`."""
     level: Literal["token", "sequence"] = "token"
@@ -46,9 +46,8 @@ class SftConfig(Section):
     """`ajet.trainer_common.algorithm.sft`: what `policy_loss: sft` imitates."""
 
     demonstrations: str | None = None
-    """A JSONL file of conversations (`{"messages": [...], "tools": [...], "chat_template_kwargs": {...}}`, the last two
-    if there are any), or the `episodes.sqlite` of a run. null: the run's own episodes with a reward of at least
-    `min_reward` (rejection sampling)."""
+    """A JSONL file of conversations (`messages`, perhaps `tools` and `chat_template_kwargs`), or a run's
+    `episodes.sqlite`. null: the run's own episodes (rejection sampling)."""
     min_reward: Real = 1.0
     """Reward from which a sampled or recorded episode is imitated."""
 
@@ -57,9 +56,7 @@ class OverlongConfig(Section):
     """`ajet.trainer_common.algorithm.overlong`: a soft penalty on long episodes, and what is cut by its length."""
 
     buffer: Count = 0
-    """From `data.max_response_length` minus this many tokens on, the reward falls linearly. What counts are the tokens
-    that are trained, or would be but for `mask` here or in `failure_reward`: a masked episode is compared with its
-    penalty. 0: off."""
+    """From `data.max_response_length` minus this many trained tokens on, the reward falls linearly. 0: off."""
     penalty: NonNegative = 1.0
     """By how much it has fallen at `data.max_response_length`."""
     mask: bool = False
@@ -70,14 +67,12 @@ class DistillationConfig(Section):
     """`ajet.trainer_common.algorithm.distillation`: learn from a teacher's opinion of the tokens that were sampled."""
 
     teacher: str | None = None
-    """A model (a folder, a hub id) with the vocabulary of `model.path`, loaded into this process, or the address of a
-    vLLM server (`http://host:8000/v1`) that has it. null: no teacher."""
+    """A model with the vocabulary of `model.path`, loaded into this process, or the address of a vLLM server
+    (`http://host:8000/v1`) that has it."""
     coef: AboveZero = 1.0
-    """Weight of a token's advantage from the teacher: its log-probability under the teacher minus that under the
-    policy."""
+    """Weight of a token's advantage from the teacher: its log-probability there minus that under the policy."""
     mode: Literal["alone", "add"] = "alone"
-    """`alone`: the teacher's advantage is the only one; rewards are measured, not trained. `add`: it is added to the
-    reward's."""
+    """`alone`: train by the teacher only. `add`: add its advantage to the reward's."""
 
 
 class ReplayConfig(Section):
@@ -95,35 +90,33 @@ class AlgorithmConfig(Section):
     adv_estimator: EstimatorName = "grpo"
     """How a reward becomes an advantage."""
     baseline: Literal["auto", "episode", "turn", "state"] = "auto"
-    """What a call is compared with in the group's other episodes, always of the same agent. `episode`: all calls, by
-    the whole return; `turn`: calls of the same turn, by their return to go; `state`: by the whole return and, among
-    calls that answer the same observation, by their return to go (GiGPO). `auto`: `turn` if `rollout.gamma` is below
-    1, else `episode`."""
+    """What a call is compared with in its group. `episode`: all calls of the agent, by the whole return. `turn`: the
+    same turn, by return to go. `state`: both, with calls that answer the same observation (GiGPO). `auto`: `turn` if
+    `rollout.gamma` is below 1, else `episode`."""
     state_weight: NonNegative = 1.0
     """`baseline: state`: weight of the advantage among calls that answer the same observation."""
     pass_k: Positive = 4
     """`adv_estimator: pass_at_k`: train for the success of the best of this many episodes."""
     policy_loss: LossName = "ppo"
-    """Which loss."""
+    """Which loss: `ppo`, `gspo`, `cispo`, or `sft` to imitate."""
     clip_low: Annotated[float, Field(ge=0, le=1), NotBool] | None = None
     """The probability ratio is clipped below 1 - clip_low. null: 0.2, with `gspo` 0.0003."""
     clip_high: Annotated[float, Field(ge=0, le=100), NotBool] | None = None
     """The probability ratio is clipped above 1 + clip_high. null: 0.28, with `gspo` 0.0004."""
     clip_dual: Annotated[float, Field(gt=1, allow_inf_nan=False), NotBool] | None = 3.0
-    """`ppo` and `gspo`: with a negative advantage, a ratio above this adds no gradient. null: no such bound."""
+    """`ppo`, `gspo`: with a negative advantage, a ratio above this adds no gradient. null: no such bound."""
     loss_norm: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
     """How tokens are weighted: all tokens alike, all episodes alike, or by a constant length."""
     entropy_coef: Real = 0.0
     """Weight of an entropy bonus."""
     use_kl_in_reward: bool = False
-    """Subtract the KL divergence from the starting model from the reward of each call, instead of adding it to the
-    loss."""
+    """Subtract the KL divergence from the starting model from each call's reward, instead of adding it to the loss."""
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     """Correct for a sampler that differs from the trainer."""
     replay: ReplayConfig = ReplayConfig()
     """Train groups of the last steps once more, beside the new ones."""
     zero_variance_groups: Literal["skip", "keep", "resample"] = "skip"
-    """What to do with groups whose rewards are all equal: leave them out, keep them, or run other tasks instead."""
+    """Groups whose rewards are all equal: leave them out, keep them, or run other tasks instead."""
     distillation: DistillationConfig = DistillationConfig()
     """Learn from a teacher's opinion of the tokens that were sampled."""
     sft: SftConfig = SftConfig()
@@ -138,8 +131,7 @@ class FsdpConfig(Section):
     param_offload: bool = False
     """Keep parameters in main memory while not training."""
     optimizer_offload: bool = False
-    """Keep the optimiser's state in main memory while not updating. On `local`, the weights' float32 copy rests there
-    too, and the update is computed by the CPU."""
+    """Keep the optimiser's state in main memory while not updating. On `local`, the CPU then computes the update."""
 
 
 class OptimConfig(Section):
@@ -156,11 +148,10 @@ class OptimConfig(Section):
     eps: AboveZero = 1e-8
     """Added to the root of the second moment before dividing by it."""
     state_bits: Literal[32, 8] = 32
-    """Bits of each number of the optimiser's state. 8 needs bitsandbytes, and a quarter of the memory."""
+    """Bits of each number of the optimiser's state. 8 needs bitsandbytes and a quarter of the memory."""
     master: Literal["float32", "none"] = "float32"
-    """What keeps the exact values of weights in bfloat16: a `float32` copy of each, or nothing: updates are then
-    rounded up or down at random, in proportion to the distance, and every weight takes 4 bytes less. Weights in other
-    formats are as without this key."""
+    """What keeps the exact values of bfloat16 weights: a `float32` copy, or nothing: updates are then rounded at
+    random, and save 4 bytes a weight."""
     clip_grad: AboveZero = 1.0
     """Norm at which the gradient is clipped."""
     lr_warmup_steps: Count = 0
@@ -188,11 +179,11 @@ class EarlyStopConfig(Section):
     metric: Annotated[str, Field(pattern=r"^val/.")] = "val/return/mean"
     """A metric that begins with `val/`, of which higher is better."""
     target: Real | None = None
-    """Stop as soon as the metric reaches this. null: no such end."""
+    """Stop as soon as the metric reaches this."""
     patience: Positive | None = None
-    """Stop after this many validations in a row in which the metric has not risen. null: no such end."""
+    """Stop after this many validations in a row without a rise."""
     min_delta: NonNegative = 0.0
-    """`patience`: the metric has risen if it is above its best value so far by more than this."""
+    """`patience`: what counts as a rise above the best value so far."""
 
 
 class TrainerCommonConfig(Section):
@@ -209,8 +200,8 @@ class TrainerCommonConfig(Section):
     val_before_train: bool = False
     """Validate before the first step."""
     val_pass_n: Positive | None = None
-    """Episodes per validation task, for pass@k. Above 1, validation samples them unless `rollout.val_kwargs.do_sample`
-    says otherwise. null: 4 if validation samples, else `rollout.val_kwargs.num_repeat`."""
+    """Episodes per validation task, for pass@k; above 1, validation samples. null: 4 if it samples, else
+    `rollout.val_kwargs.num_repeat`."""
     early_stop: EarlyStopConfig = EarlyStopConfig()
     """End the run before its last step, by what its validations measure."""
     val_only: bool = False
@@ -220,7 +211,7 @@ class TrainerCommonConfig(Section):
     optim: OptimConfig = OptimConfig()
     """The optimiser."""
     mini_batch_num: Positive = 1
-    """Parts into which a step's batch is divided; each gives one update of the weights."""
+    """Parts of a step's batch, each of which gives one update."""
     ppo_epochs: Positive = 1
     """Passes over a step's batch. The old policy is that before the first of them."""
     use_kl_loss: bool = True
@@ -230,40 +221,37 @@ class TrainerCommonConfig(Section):
     kl_loss_type: Literal[
         "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full", "kl+", "k1+", "low_var_kl+", "k3+"
     ] = "k3+"
-    """Which estimate of the KL divergence. A name with `+` has the value of the name before it and the gradient of the
-    divergence itself, which the plain `k1` and `k3` do not."""
+    """Which estimate of the KL divergence. With `+`: the value of the name before it, and the gradient of the
+    divergence itself."""
     kl_adaptive: KLAdaptiveConfig = KLAdaptiveConfig()
     """Let `kl_loss_coef` follow a target."""
     kl_reference_sync: Count = 0
-    """Every this many steps the current weights become the reference of the KL divergence. 0: it stays the starting
-    model."""
+    """After this many steps each, the current weights become the KL reference. 0: it stays the starting model."""
     max_tokens_per_step: Positive | Literal["auto"] = "auto"
-    """Most unique tokens per forward and backward pass. A larger batch is split without changing its gradient;
-    `auto`: depends on the device."""
+    """Most unique tokens per forward and backward pass; larger batches are split. `auto`: depends on the device."""
     micro_tokens: Positive | Literal["auto"] = "auto"
     """Another name for `max_tokens_per_step`, used if that is `auto`."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
-    """Compute each layer again in the backward pass instead of keeping what it made: much less memory, for up to a
-    third more time. `auto`: on a GPU."""
+    """Compute layers again in the backward pass: much less memory, up to a third more time. `auto`: on a GPU."""
     logits_chunk: Count | Literal["auto"] = "auto"
-    """Most tokens whose logits exist at a time; those of a longer pack are computed again in the backward pass. `auto`:
-    as many as take 256 MiB. 0: no limit."""
+    """Most tokens whose logits exist at a time; others are computed again. `auto`: as many as take 256 MiB. 0: no
+    limit."""
     logits_kernel: Literal["chunks", "liger"] = "chunks"
-    """What computes log-probabilities from the last layer: `chunks`, as `logits_chunk` says, or `liger`: the fused
-    kernel of the package liger-kernel, on a CUDA GPU. It gives no entropy."""
+    """How log-probabilities are computed: in `chunks`, or by `liger`, liger-kernel's fused CUDA kernel, which gives no
+    entropy."""
     compile: bool = False
-    """Compile the model's layers with `torch.compile`: fewer and larger kernels, after a minute or so of compiling in
-    the first step. Needs a C++ compiler on a CPU, Triton on a GPU."""
+    """Compile the layers with `torch.compile`: about a minute in the first step, faster later. Needs a C++ compiler or
+    Triton."""
     keep_checkpoints: Positive = 3
     """How many of the newest checkpoints to keep."""
     keep_best: bool = True
-    """Also keep the checkpoint with the best mean return in its validation."""
+    """Also keep the checkpoint with the best mean validation return."""
     resume: str = "auto"
-    """`auto`: resume from the newest checkpoint of this experiment; `never`; or a checkpoint's folder."""
+    """`auto`: from the newest checkpoint of this experiment; `never`; or a checkpoint's folder."""
     seed: Count = 0
     """Seed of the trainer."""
     logger: Annotated[list[TrackerName], OneOrMore] = ["console"]
-    """Where metrics go besides `metrics.jsonl`: one name or a list; `path/file.py->Class` is a sink of your own."""
+    """Where metrics go besides `metrics.jsonl`, as a name or a list; `path/file.py->Class` is your own sink."""
     checkpoint_base_dir: str | None = None
     """Folder for checkpoints instead of the experiment's own."""
     save_trajectory_as_json_file: bool = False
@@ -305,20 +293,20 @@ class APOConfig(Section):
     critique_batch: Positive = 4
     """Search tasks whose episodes one criticism reads."""
     score_batch: Positive = 16
-    """Validation tasks, the same for all, on which the candidates of a round are compared."""
+    """Validation tasks on which the candidates of a round are compared."""
 
 
 class GEPAConfig(Section):
     """`ajet.prompt_tuning.gepa`: reflective mutation on a Pareto front, by the `gepa` package."""
 
     minibatch: Positive = 3
-    """Search tasks on which a mutation must beat its parent before it is validated."""
+    """Search tasks on which a mutation must beat its parent before validation."""
     merges: Count = 5
     """Most merges of two candidates of the front. 0: none."""
     selection: Literal["pareto", "current_best", "epsilon_greedy", "top_k_pareto"] = "pareto"
     """How the parent of a mutation is chosen."""
     perfect_score: float = 1.0
-    """A reward that leaves nothing to learn: a parent that earns it on the whole minibatch isn't mutated."""
+    """A parent that earns this on the whole minibatch isn't mutated."""
 
 
 class BestOfConfig(Section):
@@ -332,9 +320,9 @@ class TokenPriceConfig(Section):
     """`ajet.prompt_tuning.budget.price_per_million`: the price of a million tokens of the tuned model."""
 
     input: NonNegative = 0.0
-    """Of prompt tokens, in any currency."""
+    """Price of a million prompt tokens of the tuned model."""
     output: NonNegative = 0.0
-    """Of sampled tokens."""
+    """Price of a million sampled tokens."""
 
 
 class SearchBudgetConfig(Section):
@@ -343,10 +331,9 @@ class SearchBudgetConfig(Section):
     episodes: Positive | None = None
     """Most episodes, the confirmation included. null: no limit."""
     tokens: Positive | None = None
-    """Most tokens, prompts and replies, of episodes and proposer together. null: no limit."""
+    """Most tokens of episodes and proposer together. null: no limit."""
     money: AboveZero | None = None
-    """Most that they may cost: the tuned model by `price_per_million`, the helper by `ajet.helper.price_per_million`.
-    null: no limit."""
+    """Most that they may cost: the tuned model by `price_per_million`, the helper by its own. null: no limit."""
     price_per_million: TokenPriceConfig = TokenPriceConfig()
     """The price of a million tokens of the tuned model."""
     seconds: AboveZero | None = None
@@ -358,27 +345,27 @@ class PromptTuningConfig(Section):
 
     templates: dict[str, str | TemplateConfig] = {}
     """First texts by name, for `tuner.prompt("name")`: a text, or `{text: …}` or `{file: …}` with `engine: f-string |
-    jinja`. A file is looked up as any other."""
+    jinja`."""
     tune: Literal["together", "in_turn"] = "together"
-    """Several templates: each proposal may change all of them, or one template changes in each round."""
+    """Several templates: a proposal may change all, or one in each round."""
     algorithm: OptimiserName = "apo"
-    """`apo`, `gepa`, `best_of`, or `module->Class`: an algorithm of your own."""
+    """Which search: `apo`, `gepa`, `best_of`, or your own as `module->Class`."""
     proposer: ProposerName = "helper"
     """Who writes proposals: the `helper` model of `ajet.helper`, the `tuned` model itself, or `module->function`."""
     proposer_temperature: Temperature = 1.0
-    """Of the model that writes proposals."""
+    """Temperature of the proposer."""
     proposer_timeout: AboveZero = 300.0
-    """Seconds that one answer of the proposer may take, with what its client retries. A question that takes longer has
-    failed; if all of a round fail, the search ends with an error, and the same command goes on from there."""
+    """Seconds for one answer of the proposer, retries included. If all of a round fail, the search ends, and can be
+    resumed."""
     rounds: Positive | None = None
     """Most rounds. null: the algorithm's own number (apo 3, gepa 30, best_of 3)."""
     repeats: Positive = 1
     """Episodes of each candidate on each task."""
     validation_tasks: Positive | None = None
-    """Most tasks on which candidates are validated. null: all that aren't kept for the confirmation."""
+    """Most tasks on which candidates are validated. null: all but the confirmation's."""
     confirmation_tasks: Count | None = None
-    """Tasks that no candidate sees until the search is over; then the best and the first template are compared on them.
-    0: none. null: half of the validation split, or a quarter of the tasks if there is no such split."""
+    """Tasks kept until the end, to compare the best with the first template. 0: none. null: half of the validation
+    split, or a quarter of the tasks."""
     max_template_length: Positive = 20000
     """Most characters of a proposed template."""
     proposal_retries: Count = 2

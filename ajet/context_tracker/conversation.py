@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ajet.context_tracker.messages import (
+    JsonMessages,
     MessageKey,
     Skeleton,
     call_ids,
@@ -61,7 +62,9 @@ class Growth:
                 child = Node(rest, node, node.end)
                 node.contexts[int(rest[0])] = child
                 return child, shared
-            common = _common_prefix(child.ids, rest)
+            length = min(len(child.ids), len(rest))
+            differ = np.flatnonzero(child.ids[:length] != rest[:length])
+            common = int(differ[0]) if len(differ) else length
             shared += common
             node = child if common == len(child.ids) else _split(child, common)
             rest = rest[common:]
@@ -105,12 +108,6 @@ class Growth:
     def _children(node: Node) -> list[Node]:
         contexts = [node.contexts[token] for token in sorted(node.contexts)]
         return contexts + sorted(node.sampled, key=lambda child: child.call)
-
-
-def _common_prefix(first: IntArray, second: IntArray) -> int:
-    length = min(len(first), len(second))
-    differ = np.flatnonzero(first[:length] != second[:length])
-    return int(differ[0]) if len(differ) else length
 
 
 def _split(node: Node, at: int) -> Node:
@@ -243,6 +240,27 @@ class Walk(NamedTuple):
     """The first turn that this request added."""
 
 
+KEPT_REQUESTS = 4
+"""An agent's conversations that may take turns without being compared message by message."""
+
+
+class Latest(NamedTuple):
+    """A conversation's latest request, and where it led: the next one usually begins with it."""
+
+    turn: Turn
+    sent: list[Any]
+    """Its messages as they were sent; empty if they came as JSON."""
+    source: bytes = b""
+    """The JSON, in which the last message stands before `end`."""
+    end: int = 0
+
+    def begins(self, messages: Sequence[Any]) -> bool:
+        """Whether a request begins with this one."""
+        if isinstance(messages, JsonMessages):
+            return self.source != b"" and messages.repeats(self.source, self.end, self.turn.depth)
+        return 0 < len(self.sent) <= len(messages) and self.sent == messages[: len(self.sent)]
+
+
 class Conversations:
     """The tree of messages of one episode."""
 
@@ -251,17 +269,15 @@ class Conversations:
         self.serial = 0
         self.call_names: dict[str, str] = {}
         """The id of each tool call so far, and which tool it called; an empty string if there were several."""
-        self._latest: dict[str, tuple[list[Any], Turn]] = {}
-        """Each agent's latest request as it was sent, and where it led: the next one usually begins with it."""
+        self._latest: dict[str, list[Latest]] = {}  # of each agent, latest first
 
     def walk(self, agent: str, messages: Sequence[Any]) -> Walk:
         """Follow a request's messages, adding new ones. Raises InvalidRequestError."""
         self.serial += 1
         serial = self.serial
-        sent, turn = self._latest.get(agent, ([], self.root))
-        if len(sent) > len(messages) or sent != messages[: len(sent)]:
-            sent, turn = [], self.root
-        start = known = len(sent)
+        before = self.repeated(agent, messages)
+        turn, sent = (before.turn, before.sent) if before is not None else (self.root, [])
+        start = known = turn.depth
         new = []
         fresh: Turn | None = None
         for index in range(start, len(messages)):
@@ -281,14 +297,18 @@ class Conversations:
             child.seen = serial
             turn = child
             new.append(child.raw)
-        sent += new
-        self._latest[agent] = (sent, turn)
+        if isinstance(messages, JsonMessages):
+            latest = Latest(turn, [], messages.source, messages.end)
+        else:
+            sent += new
+            latest = Latest(turn, sent)
+        others = [one for one in self._latest.get(agent, ()) if one is not before]
+        self._latest[agent] = [latest, *others[: KEPT_REQUESTS - 1]]
         return Walk(turn, known, fresh)
 
-    def sent(self, agent: str, messages: Sequence[Any]) -> int:
-        """How many messages of the agent's latest request this one begins with: all or none."""
-        sent, _ = self._latest.get(agent, ([], self.root))
-        return len(sent) if len(sent) <= len(messages) and sent == messages[: len(sent)] else 0
+    def repeated(self, agent: str, messages: Sequence[Any]) -> Latest | None:
+        """The latest of the agent's requests that this one begins with."""
+        return next((before for before in self._latest.get(agent, ()) if before.begins(messages)), None)
 
     def forget(self, agent: str, fresh: Turn | None) -> None:
         """A request is refused: drop the turns that it added, from `fresh` on."""

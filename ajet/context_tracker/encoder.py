@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from ajet.schema.errors import InvalidRequestError
@@ -55,6 +56,8 @@ class TextEncoder:
         self.controls = controls
         self._control = re.compile("|".join(map(re.escape, controls)) or "(?!)")
         self._plain = _plain_encoder(tokenizer)
+        self.decode = _plain_decoder(tokenizer)
+        """The text of ids, control tokens included."""
         self._guard, self._guard_ids = self._find_guard(tokenizer)
         self._cache: dict[str, list[int]] = {}
         self._numbers: dict[int, int] = {}
@@ -208,6 +211,15 @@ def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
         return ids
 
     return fast
+
+
+def _plain_decoder(tokenizer: Any) -> Callable[[list[int]], str]:
+    """A function that decodes everything, avoiding what `tokenizer.decode` does for other kinds of input."""
+    from transformers import PreTrainedTokenizerFast
+
+    if getattr(type(tokenizer), "_decode", None) is PreTrainedTokenizerFast._decode:
+        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
+    return partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def _refuse_half_pairs(text: str) -> None:

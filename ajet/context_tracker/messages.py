@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -67,7 +67,7 @@ def _part(part: Any) -> str:
 
 def plain_message(raw: Any, where: str) -> Message:
     """The message in the form that templates receive. Raises InvalidRequestError that names the place."""
-    if not isinstance(raw, Mapping):
+    if type(raw) is not dict and not isinstance(raw, Mapping):
         raise InvalidRequestError(f"{where} must be an object with role and content, not {_kind(raw)}")
     role = raw.get("role")
     if role == "function":
@@ -91,6 +91,57 @@ def plain_message(raw: Any, where: str) -> Message:
     if role != "assistant" and raw.get("name"):
         message["name"] = str(raw["name"])
     return message
+
+
+class JsonMessages(Sequence[Message]):
+    """The messages of a request as the JSON array that the client sent. They are decoded when they are needed, and
+    those that a tracker knows by their bytes (`repeats`) usually never are."""
+
+    def __init__(self, source: bytes, decode: Callable[[bytes], list[Any]]) -> None:
+        """`decode` reads a JSON array. Raises InvalidRequestError."""
+        self.source = source
+        self.end = len(source[:-1].rstrip(b" \t\r\n"))
+        """Where the last message ends."""
+        self._decode = decode
+        self._before: bytes | None = None
+        """The source of an earlier request, which this one begins with."""
+        self._known, self._rest = 0, source
+        """How many messages need not be decoded, and the JSON of the others."""
+        self._new: list[Message] | None = None
+        """Those, once they are decoded."""
+
+    def repeats(self, before: bytes, end: int, count: int) -> bool:
+        """Whether it begins with all `count` messages of an earlier request, byte for byte: `before`, up to `end`."""
+        if before is self._before:
+            return True
+        if not self.source.startswith(memoryview(before)[:end]):
+            return False
+        rest = self.source[end:].lstrip(b" \t\r\n")
+        if rest[:1] not in (b",", b"]"):
+            return False
+        self._before = before
+        if self._new is None or self._known:
+            self._new, self._known, self._rest = None, count, b"[" + rest.removeprefix(b",")
+        return True
+
+    def _from(self, index: int) -> list[Message]:
+        """The messages after the first `_known`, which are no more than `index`."""
+        if index < self._known:
+            self._new, self._known, self._rest = None, 0, self.source
+        if self._new is None:
+            self._new = self._decode(self._rest)
+        return self._new
+
+    def __bool__(self) -> bool:
+        return self.end > 1
+
+    def __len__(self) -> int:
+        return self._known + len(self._from(self._known))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int) and index >= self._known:
+            return self._from(index)[index - self._known]
+        return self._from(0)[index]
 
 
 def plain_messages(raw: Sequence[Any]) -> list[Message]:
@@ -163,8 +214,18 @@ def stable_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
+class FixedTools(list[Tool]):
+    """A list of tools that nobody changes any more. Its key is computed once."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__(tools)
+        self.key = tools_key(tools)
+
+
 def tools_key(tools: Sequence[Tool]) -> bytes:
     """The comparison key of a tool list: its JSON. Order matters to a template, even that of keys."""
+    if isinstance(tools, FixedTools):
+        return tools.key
     try:
         return msgspec.json.encode(tools) if tools else b""
     except (TypeError, ValueError) as error:
@@ -209,8 +270,6 @@ TURN_LETTERS = 12
 """How much of a turn's shape matters, as long as no kind of reply is lost. Twice stands for a hundred times."""
 STEP = re.compile(r".t*")
 """A reply and the results of its calls, in letters."""
-SHORT = 5
-"""Marks of calls and results so few that they are kept as they are. In longer ones, twice stands for many times."""
 RUN = re.compile(r"(..?)\1{2,}")
 
 LETTERS = {"system": "s", "developer": "d", "user": "u", "tool": "t"}

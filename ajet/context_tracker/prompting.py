@@ -8,6 +8,7 @@ none was, but another call has gone on from there already, the first message tha
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ class Renderer:
         ids = list(token_ids)
         if ids and (ids[-1] in self.end_ids or ids[-1] == stopped_by):
             ids.pop()
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text: str = self.encoder.decode(ids)
         if isinstance(stopped_by, str) and stopped_by in text:
             text = text[: text.rindex(stopped_by)]
         return text
@@ -184,7 +185,8 @@ class PromptRequest(NamedTuple):
 class Prompt(NamedTuple):
     """What the engine will be given, and where it comes from."""
 
-    ids: list[int]
+    ids: list[int] | None
+    """None: those of its parent, and `added`. See `ids_of`."""
     parent: CallRecord | None
     """The call that the request extends."""
     origin: Node
@@ -194,6 +196,11 @@ class Prompt(NamedTuple):
     """The shape of its messages."""
     fork: Fork | None
     audit: Audit
+
+    @property
+    def length(self) -> int:
+        """How many ids it has."""
+        return self.origin.end + len(self.added)
 
 
 class Prompting:
@@ -222,13 +229,28 @@ class Prompting:
             return Prompt(
                 ids, None, self._growth.root, ids, shape_after((), messages), fork, Audit(text, max(FIRST_AUDIT, depth))
             )
-        if parent.ids is not None:
-            ids = [*parent.ids[0], *parent.ids[1], *appended]
-        else:
-            ids = self._renderer.encoder.shared(self._growth.path_ids(parent.reply)) + appended
         audit = parent.audit if depth < AUDIT_FACTOR * parent.audit.messages else Audit(parent.audit.opening, depth)
         new = [turn.resolved() for turn in request.turn.since(parent.turn.depth + 1)]
-        return Prompt(ids, parent, parent.reply, appended, shape_after(parent.shape, [parent.said, *new]), fork, audit)
+        return Prompt(None, parent, parent.reply, appended, shape_after(parent.shape, [parent.said, *new]), fork, audit)
+
+    def ids_of(self, prompt: Prompt) -> list[int]:
+        """The ids of a prompt that is asked. The call that it extends no longer holds its own afterwards.
+
+        A list that nobody else holds any more grows in place: copying it at every call would take time with the square
+        of the conversation's length.
+        """
+        parent, added = prompt.parent, prompt.added
+        if prompt.ids is not None:
+            return prompt.ids
+        assert parent is not None and parent.reply is not None
+        if parent.ids is None:
+            return [*self._renderer.encoder.shared(self._growth.path_ids(parent.reply)), *added]
+        (ids, reply), parent.ids = parent.ids, None
+        if sys.getrefcount(ids) > 2:  # this variable, and the argument here
+            ids = ids.copy()
+        ids += reply
+        ids += added
+        return ids
 
     def _find_parent(self, request: PromptRequest) -> tuple[CallRecord | None, list[int], Fork | None]:
         """(the call that the request extends, the ids to append, why it doesn't extend a nearer call)."""

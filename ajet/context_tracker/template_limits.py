@@ -38,27 +38,38 @@ _WRITING = frozenset(
 """Filters that write out their whole argument, including repeated elements."""
 
 
+METHODS = frozenset(dir(dict))
+SIZED = (str, bytes, list, tuple, dict)
+
+
 class TemplateLimitError(TemplateError):
     """The template computes more than any prompt needs."""
 
 
-class _Budget(threading.local):
-    left = 0
-    until = 0.0
-    open = False
+class _Budget:
+    """What one rendering may still cost."""
+
+    __slots__ = ("left", "until")
+
+    def __init__(self) -> None:
+        self.left, self.until = MAX_TOTAL, time.monotonic() + MAX_SECONDS
 
 
-_budget = _Budget()
+class _Rendering(threading.local):
+    budget: _Budget | None = None
+
+
+_rendering = _Rendering()
 
 
 @contextmanager
 def rendering() -> Iterator[None]:
     """Renderings inside have one budget."""
-    _budget.left, _budget.until, _budget.open = MAX_TOTAL, time.monotonic() + MAX_SECONDS, True
+    _rendering.budget = _Budget()
     try:
         yield
     finally:
-        _budget.open = False
+        _rendering.budget = None
 
 
 @functools.cache
@@ -87,8 +98,16 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         changed: nodes.Template = _Charging(len(source)).visit(parsed)
         return changed
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """The sandbox's own, which looks for an attribute first, without that where it can't be one."""
+        if type(obj) is dict and attribute in obj and attribute not in METHODS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """A product, power, sum or formatted text."""
+        if operator == "+" and type(left) is type(right) is str:  # nearly always
+            return _charged(left + right)
         if operator == "%" and isinstance(left, str):
             _check_format(left)
         elif operator in ("*", "**"):
@@ -194,7 +213,7 @@ def _part(value: Any, start: Any, stop: Any, step: Any) -> Any:
 
 def _written(value: Any) -> Any:
     """The text that `{{ … }}` writes."""
-    _charge(_weight(value))
+    _charge(len(value) if type(value) is str else _weight(value))
     return value
 
 
@@ -202,19 +221,21 @@ def _written(value: Any) -> Any:
 
 
 def _charge(cost: int) -> None:
-    if not _budget.open:  # compiling computes constants
+    budget = _rendering.budget
+    if budget is None:  # compiling computes constants
         _check(cost)
         return
-    _budget.left -= cost
-    if _budget.left < 0 or time.monotonic() > _budget.until:
+    budget.left -= cost
+    if budget.left < 0 or time.monotonic() > budget.until:
         raise TemplateLimitError("the chat template loops, or makes texts, beyond what any prompt needs")
 
 
 def _charged(value: Any) -> Any:
     """The value, charged with its own size."""
-    if isinstance(value, str | bytes | list | tuple | dict):
-        _check(len(value))
-        _charge(len(value) + 16)
+    if isinstance(value, SIZED):
+        size = len(value)
+        _check(size)
+        _charge(size + 16)
     else:
         _charge(64)
     return value

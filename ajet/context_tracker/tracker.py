@@ -19,7 +19,7 @@ import numpy as np
 
 from ajet.context_tracker.abnormal import find_abnormal
 from ajet.context_tracker.conversation import Audit, CallRecord, Conversations, Growth, MessageCalls, Node, Turn, Walk
-from ajet.context_tracker.messages import TrackerSettings, content_text, split_reasoning, tools_key
+from ajet.context_tracker.messages import JsonMessages, TrackerSettings, content_text, split_reasoning, tools_key
 from ajet.context_tracker.prompting import (
     Prompt,
     Prompting,
@@ -120,7 +120,7 @@ class ContextTracker:
         try:
             request = PromptRequest(agent, walk.turn, tools, self._toolset(tools), kwargs, kwargs_key)
             prompt = self._prompting.prompt(request)
-            self.check_room(len(prompt.ids))
+            self.check_room(prompt.length)
         except ModelCallError:  # nothing of a refused request is kept
             self._conversations.forget(agent, walk.fresh)
             for key in list(self._toolset_index)[toolsets + 1 :]:
@@ -172,11 +172,11 @@ class ContextTracker:
         choice: int,
     ) -> PreparedCall:
         """Grow the tree by a prompt, and record its call."""
-        self.check_room(len(prompt.ids))
+        self.check_room(prompt.length)
         node, shared = self._growth.add_context(prompt.origin, prompt.added)
         if fork is not None:
             fork.tokens = len(prompt.added) - shared
-        parent = prompt.parent
+        ids, parent = self._prompting.ids_of(prompt), prompt.parent
         if parent is not None:
             parent.ids = None
         self._clock += 1
@@ -187,8 +187,8 @@ class ContextTracker:
             target=target,
             turn=0 if parent is None else parent.call.turn + 1,
             prompt_run=ROOT,
-            prompt_tokens=len(prompt.ids),
-            sampling=self._clip(sampling, len(prompt.ids)),
+            prompt_tokens=len(ids),
+            sampling=self._clip(sampling, len(ids)),
             trainable=trainable,
             extends=ROOT if parent is None else parent.index,
             new_messages=new_messages,
@@ -204,13 +204,13 @@ class ContextTracker:
             request.kwargs_key,
             prompt.shape,
             prompt.audit,
-            prompt.ids,
+            ids,
             self._clock,
         )
         request.turn.prompts.append(record)
         self._records.append(record)
         self._by_id[call.name] = record
-        return PreparedCall(call.name, prompt.ids, call.sampling, None if parent is None else parent.call.name)
+        return PreparedCall(call.name, ids, call.sampling, None if parent is None else parent.call.name)
 
     def _begins(self, ids: IntArray, reply: Node) -> bool:
         """Whether these tokens begin with everything up to the end of a reply."""
@@ -379,9 +379,13 @@ class ContextTracker:
 
     def new_bytes(self, agent: str, messages: Sequence[Message], tools: Sequence[Tool]) -> int:
         """How much a request adds to what the agent sent before: the size of its new messages, and of unknown tools."""
-        new = msgspec.json.encode(messages[self._conversations.sent(agent, messages) :], enc_hook=str)
+        before = self._conversations.repeated(agent, messages)
+        if isinstance(messages, JsonMessages):
+            new = messages.end - (before.end if before is not None else 0)
+        else:
+            new = len(msgspec.json.encode(messages[before.turn.depth if before is not None else 0 :], enc_hook=str))
         key = tools_key(tools)
-        return len(new) + (0 if key in self._toolset_index else len(key))
+        return new + (0 if key in self._toolset_index else len(key))
 
     def _check_open(self, agent: str, choice: int) -> None:
         if self._finished:

@@ -218,7 +218,7 @@ class _ChatAnswer(Struct):
 def chat_body(request: ChatRequest, model: str) -> dict[str, Any]:
     """The body of a chat request, with only the fields that were asked for."""
     fields = {name: value for name, value in sampling_fields(request.sampling).items() if name in STANDARD}
-    body: dict[str, Any] = {"model": model, "messages": request.messages, **fields}
+    body: dict[str, Any] = {"model": model, "messages": list(request.messages), **fields}
     if request.tools:
         body |= {"tools": request.tools, "tool_choice": request.tool_choice}
     if request.sampling.max_tokens is not None:

@@ -1,4 +1,5 @@
-"""Which function answers which path, and the endpoints of no chat protocol: rewards, embeddings, external episodes.
+"""Which function answers which path, and the endpoints of no chat protocol: rewards, embeddings, spans, and the
+episodes of external programs.
 
 Errors become answers here, in the shape of the path's protocol.
 """
@@ -7,22 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+import msgspec
+
 from ajet.gateway import protocol
 from ajet.gateway.anthropic_messages import anthropic_error_body, count_tokens, messages
-from ajet.gateway.openai_chat import chat_completions, openai_error_body
+from ajet.gateway.openai_chat import chat_body, chat_completions, openai_error_body
 from ajet.gateway.openai_completions import completions
 from ajet.gateway.openai_responses import responses
 from ajet.gateway.protocol import MODEL_PREFIX, BadField, Caller, KeyScopeError, json_body, read_model
-from ajet.gateway.traces import traces
+from ajet.observe.otlp import MAX_BYTES, MAX_SPANS, Rejected, receive
 from ajet.observe.otlp import PATH as TRACES_PATH
+from ajet.observe.tracing import by_our_clock
 from ajet.schema.chat import DEFAULT_AGENT, bare_call_id
 from ajet.schema.errors import EngineError, InvalidRequestError, ModelCallError, RewardError
+from ajet.schema.span import Span
 from ajet.schema.task import finite_reward
-from ajet.system.http_messages import Answer, InvalidKeyError, json_answer
+from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, InvalidKeyError, json_answer, presented_key
+from ajet.system.http_server import HttpServer
 
 LARGE = 65_536
 """A body of this many bytes takes about a millisecond to decode. Larger ones are decoded on a thread."""
@@ -106,6 +113,21 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "ajet", **for_anthropic}
 
 
+async def traces(body: bytes, content_type: str, caller: Caller) -> Answer:
+    """`POST /v1/traces`: keep OpenTelemetry spans, as OTLP protobuf or JSON, with the episode. Rewards in them count
+    only with the control key."""
+    session = caller.session
+    session.check_open()
+
+    async def keep(spans: Sequence[Span], left_out: int) -> Rejected:
+        session.check_open()
+        session.spans.leave_out(left_out)
+        session.add_spans(by_our_clock(spans, time.time()), rewards_count=caller.control)
+        return Rejected(left_out, "the episode keeps no more spans")
+
+    return await receive(body, content_type, session.spans.room, keep)
+
+
 POST: dict[str, Endpoint] = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
@@ -143,7 +165,8 @@ async def answer(method: str, path: str, body: bytes, caller: Caller, content_ty
             return await traces(body, content_type, caller)
         if method == "POST":
             most = caller.session.most_nodes
-            read = json_body(body, most) if len(body) <= LARGE else await asyncio.to_thread(json_body, body, most)
+            decode = chat_body if path == "/v1/chat/completions" else json_body
+            read = decode(body, most) if len(body) <= LARGE else await asyncio.to_thread(decode, body, most)
             return await POST[path](read, caller)
         if path in GET:
             return await GET[path]({}, caller)
@@ -272,3 +295,86 @@ def _outcome(given: dict[str, Any]) -> dict[str, Any]:
         "metadata": protocol.mapping(given, "metadata"),
         "failure": protocol.text(given, "failure"),
     }
+
+
+# ------------------------------------------------------------ spans of programs outside an episode
+
+TOKEN_PATH = "/v3/auth/token"
+"""Where an AgentOps client changes its key for a token. Here they are the same."""
+LOGS_PATH = "/v4/logs/upload/"
+"""Where it sends the program's output, which is accepted and dropped."""
+HEALTH_PATH = "/healthz"
+Sink = Callable[[Sequence[Span]], Awaitable[None]]
+"""Keeps spans. Raises a UserError if it can't."""
+
+
+class SpanCollector:
+    """An HTTP server that takes the spans of AgentOps clients and OTLP exporters, and hands them to a sink."""
+
+    def __init__(self, key: str, sink: Sink) -> None:
+        self._key, self._sink = key, sink
+        self._server = HttpServer(self, HttpLimits(max_body_bytes=MAX_BYTES))
+        self.received = 0
+        """Spans so far."""
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. Raises AddressError."""
+        await self._server.start(host, port, "--host or --port")
+
+    @property
+    def url(self) -> str:
+        return self._server.address.url
+
+    async def aclose(self) -> None:
+        await self._server.aclose()
+
+    def admit(self, request: HttpRequest) -> Answer | None:
+        if request.path in (HEALTH_PATH, TOKEN_PATH):
+            request.unauthenticated = True
+        if request.path == HEALTH_PATH:
+            return None
+        if request.path not in (TRACES_PATH, TOKEN_PATH, LOGS_PATH):
+            return _error(404, f"no such path: {request.path[:200]}; traces go to {TRACES_PATH}")
+        if request.method != "POST":
+            return _error(405, f"{request.path} takes POST")
+        if request.path == TOKEN_PATH:  # the key is in the body
+            return None
+        try:
+            given = presented_key(request)
+        except InvalidKeyError as error:
+            return _error(401, str(error))
+        return None if self._fits(given) else _error(401, "not this endpoint's key")
+
+    async def handle(self, request: HttpRequest) -> Answer:
+        if request.path == HEALTH_PATH:
+            return json_answer({"status": "ok"})
+        if request.path == TOKEN_PATH:
+            return self._token(request.body)
+        if request.path == LOGS_PATH:
+            return json_answer({"id": "", "url": ""})
+        kind = request.headers.get(b"content-type", b"").decode("latin-1")
+        return await receive(request.body, kind, MAX_SPANS, self._keep)
+
+    async def _keep(self, spans: Sequence[Span], left_out: int) -> Rejected:
+        await self._sink(spans)
+        self.received += len(spans)
+        return Rejected(left_out, f"a request holds {MAX_SPANS} spans at most")
+
+    def _token(self, body: bytes) -> Answer:
+        try:
+            given: Any = msgspec.json.decode(body, type=dict[str, Any]).get("api_key")
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            given = None
+        if not isinstance(given, str) or not self._fits(given):
+            return _error(401, "not this endpoint's key")
+        return json_answer({"token": self._key, "project_id": "ajet", "project_prem_status": "pro"})
+
+    def _fits(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._key.encode())
+
+    def refuse(self, request: HttpRequest, status: int, code: str, message: str) -> Answer:
+        return _error(status, message)
+
+
+def _error(status: int, message: str) -> Answer:
+    return json_answer({"error": {"message": message}}, status)

@@ -248,10 +248,11 @@ class Gateway:
         return refused
 
     def _check(self, request: HttpRequest) -> Answer | None:
-        host = without_port(request.headers.get(b"host", b"").decode("latin-1"))
-        if self.settings.without_key and not is_loopback(host):
-            error = InvalidKeyError(f"without a key, only requests to localhost are served, not to {host[:100]!r}")
-            return error_answer(error, request.path)
+        if self.settings.without_key:
+            host = without_port(request.headers.get(b"host", b"").decode("latin-1"))
+            if not is_loopback(host):
+                error = InvalidKeyError(f"without a key, only requests to localhost are served, not to {host[:100]!r}")
+                return error_answer(error, request.path)
         if request.path == "/healthz":
             request.unauthenticated = True
             return None

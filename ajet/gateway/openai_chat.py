@@ -6,14 +6,25 @@ import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, cast
 
+from ajet.context_tracker.messages import FixedTools, JsonMessages
 from ajet.gateway import protocol
 from ajet.gateway.chat import CallPiece, EpisodeSession, ReplyDelta
-from ajet.gateway.protocol import BadField, Caller, Event, ReplyStream, read_model, refuse_unsupported
+from ajet.gateway.protocol import BadField, Caller, Event, ReplyStream, json_body, read_model, refuse_unsupported
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Completion, Message, Sampling, Tool
 from ajet.schema.errors import InvalidRequestError, ModelCallError
-from ajet.system.http_messages import Answer, event_stream, json_answer, kind, server_sent_event
+from ajet.system.http_messages import (
+    Answer,
+    InvalidBodyError,
+    event_stream,
+    json_answer,
+    json_members,
+    json_value,
+    kind,
+    server_sent_event,
+)
 
 _WORDS = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
 
@@ -89,6 +100,35 @@ class ChatCall:
 
 # ---------------------------------------------------------------- the request
 
+_EMPTY = re.compile(rb"\[\s*\]")
+
+
+def chat_body(body: bytes, most_nodes: int) -> dict[str, Any]:
+    """A request's JSON object. Its messages are decoded when the tracker needs them, which are usually the new ones
+    alone; its tools are read once for all requests that repeat them."""
+    members = json_members(body)
+    if members is None:
+        return json_body(body, most_nodes)
+    decode = partial(_decode, most_nodes=most_nodes)
+    messages, tools = members.pop("messages", b"null"), members.pop("tools", b"null")
+    read = {name: decode(source) for name, source in members.items()}
+    lazy = messages.startswith(b"[") and not _EMPTY.fullmatch(messages)
+    read["messages"] = JsonMessages(messages, decode) if lazy else decode(messages)
+    read["tools"] = _fixed_tools(tools, most_nodes) if tools.startswith(b"[") else decode(tools)
+    return read
+
+
+def _decode(source: bytes, most_nodes: int) -> Any:
+    try:
+        return json_value(source, most_nodes)
+    except InvalidBodyError as error:
+        raise BadField("body", str(error)) from None
+
+
+@lru_cache(maxsize=64)
+def _fixed_tools(source: bytes, most_nodes: int) -> FixedTools:
+    return FixedTools(read_tools(_decode(source, most_nodes)))
+
 
 def read_chat_call(body: dict[str, Any], caller: Caller) -> ChatCall:
     """Check a request's body."""
@@ -97,14 +137,16 @@ def read_chat_call(body: dict[str, Any], caller: Caller) -> ChatCall:
     if protocol.array(body, "modalities") not in ([], ["text"]):
         raise BadField("modalities", "only text is supported")
     asked = read_model(body, caller)
-    tools = read_tools(protocol.array(body, "tools"))
+    tools = protocol.array(body, "tools")
+    tools = tools if isinstance(tools, FixedTools) else read_tools(tools)
     choice = read_tool_choice(body.get("tool_choice"), tools)
     logprobs = protocol.flag(body, "logprobs")
     top_logprobs = protocol.integer(body, "top_logprobs", 0, 20) or 0
     if top_logprobs and not logprobs:
         raise BadField("top_logprobs", "top_logprobs takes effect only with logprobs: true")
+    messages = body.get("messages")
     request = ChatRequest(
-        messages=read_messages(protocol.array(body, "messages")),
+        messages=messages if isinstance(messages, JsonMessages) else read_messages(protocol.array(body, "messages")),
         tools=tools,
         tool_choice=choice.choice,
         allowed_tools=choice.allowed,

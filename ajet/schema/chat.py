@@ -5,6 +5,7 @@ Messages and tools are plain dicts in OpenAI's form; the clients (OpenAI, Anthro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -115,7 +116,7 @@ SIDE_MODEL = "side-model"
 class ChatRequest:
     """One model call that an agent makes."""
 
-    messages: list[Message]
+    messages: Sequence[Message]
     """Empty if the prompt is given as `prompt_ids`."""
     tools: list[Tool] = field(default_factory=list)
     tool_choice: Literal["auto", "none", "required"] | Tool = "auto"

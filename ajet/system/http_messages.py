@@ -244,6 +244,14 @@ class InvalidBodyError(ValueError):
 
 def json_object(body: bytes, most_nodes: int) -> dict[str, Any]:
     """Decode a JSON object, which may hold so many objects and arrays. Raises InvalidBodyError."""
+    value = json_value(body, most_nodes)
+    if not isinstance(value, dict):
+        raise InvalidBodyError(f"the body must be a JSON object, not {kind(value)}")
+    return value
+
+
+def json_value(body: bytes, most_nodes: int) -> Any:
+    """Decode JSON, which may hold so many objects and arrays. Raises InvalidBodyError."""
     deep = body.count(b"{") + body.count(b"[") > MAX_DEPTH and _too_deep(body, most_nodes)
     try:
         value = msgspec.json.decode(body)
@@ -253,9 +261,18 @@ def json_object(body: bytes, most_nodes: int) -> dict[str, Any]:
         deep = True
     if deep:
         raise InvalidBodyError(f"the body is nested deeper than {MAX_DEPTH} levels")
-    if not isinstance(value, dict):
-        raise InvalidBodyError(f"the body must be a JSON object, not {kind(value)}")
     return value
+
+
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def json_members(body: bytes) -> dict[str, bytes] | None:
+    """The members of a JSON object, not decoded. None if it isn't one; `json_object` says why."""
+    try:
+        return {name: bytes(value) for name, value in _members(body).items()}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _too_deep(body: bytes, most_nodes: int) -> bool:

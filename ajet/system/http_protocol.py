@@ -252,6 +252,7 @@ class HttpConnection(HttpToolsProtocol):
         self.scope["ajet.connection"] = self  # type: ignore[typeddict-unknown-key]
         self.scope["asgi"]["spec_version"] = "2.4"  # sending to a client that has gone raises
         super().on_headers_complete()
+        self.scope["ajet.cycle"] = self.cycle  # type: ignore[typeddict-unknown-key]
         self._in_body = True
         self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive, True  # while it still sends, see `_linger`
 
@@ -267,6 +268,21 @@ class HttpConnection(HttpToolsProtocol):
 
     # ------------------------------------------------------------ answering
 
+    async def send_whole(self, cycle: Any, answer: Answer) -> None:
+        """What uvicorn does with an answer whose body is there already, in one piece: the client is woken up once."""
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if cycle.disconnected:
+            return
+        data = _as_bytes(answer, cycle.scope["method"], cycle.keep_alive)
+        cycle.waiting_for_100_continue = False
+        cycle.response_started = cycle.response_complete = True
+        cycle.transport.write(data)
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
+
     def on_response_complete(self) -> None:
         self.serving = None
         last = not self.pipeline
@@ -278,7 +294,7 @@ class HttpConnection(HttpToolsProtocol):
         """Answer, after the requests that came before, and read no more from this client."""
         self._ended = True
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(_as_bytes(self.places.refuse(HttpRequest(), status, code, message)))
+            self.transport.write(_as_bytes(self.places.refuse(HttpRequest(), status, code, message), "", False))
             self._linger()
         elif self._in_body:  # what reads it sees the refusal
             self.refusal = (status, code, message)
@@ -296,11 +312,18 @@ class HttpConnection(HttpToolsProtocol):
                 self.transport.write_eof()
 
 
-def _as_bytes(answer: Answer) -> bytes:
+def _as_bytes(answer: Answer, method: str, keep_alive: bool) -> bytes:
     assert isinstance(answer.body, bytes)
-    headers = {**answer.headers, "content-length": str(len(answer.body)), "connection": "close"}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return STATUS_LINE[answer.status] + lines.encode("latin-1") + b"\r\n" + answer.body
+    lines = [f"{name}: {value}\r\n" for name, value in answer.headers.items()]
+    if answer.status not in (204, 304):
+        lines.append(f"content-length: {len(answer.body)}\r\n")
+    if not keep_alive:
+        lines.append("connection: close\r\n")
+    head = "".join(lines)
+    if not head.count("\r") == head.count("\n") == len(lines) or "\0" in head:
+        raise ValueError(f"a header of the answer has a line break: {answer.headers!r:.500}")
+    body = b"" if method == "HEAD" else answer.body
+    return STATUS_LINE[answer.status] + head.encode("latin-1") + b"\r\n" + body
 
 
 def most_connections() -> int:

@@ -174,10 +174,16 @@ class HttpServer:
             await send(message)
 
         try:
-            reply: AsgiApp | None = await self._refusal(request, receive, connection)
+            incomplete = scope["ajet.cycle"].more_body
+            reply: AsgiApp | None = await self._refusal(request, receive, connection, incomplete)
             if reply is None and not request.unauthenticated:
                 places.move(connection, places.busy)
-            await (reply or await self._handled(request))(scope, _again(request.body, receive), deliver)
+            reply = reply or await self._handled(request)
+            if isinstance(reply, Answer) and isinstance(reply.body, bytes):
+                if not connection.gone:
+                    await connection.send_whole(scope["ajet.cycle"], reply)
+            else:
+                await reply(scope, _again(request.body, receive), deliver)
         except Exception:  # the answer is cut off, so that the client can't mistake it for a complete one
             if not connection.gone:
                 log.exception("internal error while answering %s %s", request.method, request.path)
@@ -192,12 +198,14 @@ class HttpServer:
             log.exception("internal error in %s %s", request.method, request.path)
             return self._handler.refuse(request, 500, "internal_error", INTERNAL_ERROR)
 
-    async def _refusal(self, request: HttpRequest, receive: Receive, connection: HttpConnection) -> Answer | None:
-        """Read the request's body, unless it is refused."""
+    async def _refusal(
+        self, request: HttpRequest, receive: Receive, connection: HttpConnection, incomplete: bool
+    ) -> Answer | None:
+        """Read the request's body, which may be `incomplete` yet, unless it is refused."""
         if (answer := self._handler.admit(request)) is not None:
             return answer
         try:
-            async with asyncio.timeout(self._limits.body_deadline_s):
+            async with asyncio.timeout(self._limits.body_deadline_s if incomplete else None):
                 await self._read_body(request, receive)
         except TimeoutError:
             return self._handler.refuse(request, 408, "request_timeout", "the request did not arrive in time")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ajet.context_tracker.messages import plain_message, plain_messages
+from ajet.context_tracker.messages import FixedTools, JsonMessages, plain_message, plain_messages
 from ajet.schema.errors import InvalidRequestError, SessionClosedError, UnsupportedContentError
 from support.tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, result, said, system, user
 
@@ -315,6 +316,94 @@ def test_requests_as_json_and_as_objects_give_the_same_tree() -> None:
             messages.append(user("More."))
         trees.append(drive.tracker.finish(1.0).tree)
     assert trees[0].isomorphic(trees[1])
+
+
+def as_json(messages: list[dict[str, Any]], decoded: list[int], **form: Any) -> JsonMessages:
+    """Messages as a client sends them. `decoded` gets the number of messages of each decoding."""
+
+    def decode(source: bytes) -> list[Any]:
+        values: list[Any] = json.loads(source)
+        decoded.append(len(values))
+        return values
+
+    return JsonMessages(json.dumps(messages, **form).encode(), decode)
+
+
+@pytest.mark.parametrize("form", [{}, {"indent": 2}, {"separators": (",", ":")}])
+def test_of_messages_as_json_only_those_that_are_new_are_decoded(form: dict[str, Any]) -> None:
+    drive, decoded = Drive(), list[int]()
+    messages = [system(), user("Go.")]
+    for turn in range(4):
+        sent = as_json(messages, decoded, **form)
+        assert drive.tracker.new_bytes("agent", sent, []) > 0
+        call = drive.tracker.begin("agent", "target", sent, [], drive.begin([user("?")]).sampling)
+        assert len(drive.tracker.calls[-1].new_messages) == (2 if turn == 0 else 1)
+        messages += [drive.commit(call, said(f"{turn}")), user("More.")]  # another conversation takes its turn above
+    assert decoded == [2, 2, 2, 2]
+    again = as_json(messages[:-2], decoded, **form)
+    assert drive.tracker.new_bytes("agent", again, []) == 0 and decoded[4:] == []
+
+
+def test_any_conversation_has_the_same_calls_as_json_and_as_objects() -> None:
+    for seed in range(30):
+        draw = random.Random(seed)
+        drives = Drive(), Drive()
+        messages = [system(), user("Go.")]
+        for turn in range(8):
+            agent = draw.choice(["one", "one", "other"])
+            sampling = drives[0].begin([user("?")]).sampling
+            drives[1].begin([user("?")])
+            reply = called(f"c{turn}", "x") if draw.random() < 0.5 else said(f"Reply {turn}.")
+            for drive, sent in zip(drives, (as_json(messages, []), copy.deepcopy(messages)), strict=True):
+                call = drive.tracker.begin(agent, "target", sent, FixedTools([SEARCH]), sampling)
+                drive.commit(call, reply, "said", logprobs=[-1.0] * (len(drive.sample("said")) + 1))
+            again = copy.deepcopy(reply)
+            if "tool_calls" in reply:
+                again["tool_calls"][0]["id"] = draw.choice(["mine", f"c{turn}"])
+                messages += [again, result(again["tool_calls"][0]["id"], "found")]
+            else:
+                messages += [again, user(draw.choice(["More.", "1"]))]
+            if draw.random() < 0.3:  # the client rewrites what came before
+                at = draw.randrange(1, len(messages))
+                messages[at:] = [user(f"In short: {turn}")] if draw.random() < 0.5 else messages[at : at + 1]
+        told = [
+            [
+                (c.extends, c.turn, c.new_messages, c.fork and c.fork.reason, c.prompt_tokens)
+                for c in drive.tracker.calls
+            ]
+            for drive in drives
+        ]
+        assert told[0] == told[1]
+
+
+def test_a_result_is_linked_by_the_ids_of_its_own_agent_even_if_another_sent_the_same_call_with_others() -> None:
+    drive = Drive()
+    reply = called("call_1", "x")
+    messages = start(drive, reply, text="call", tools=[SEARCH])[:-1]
+    mine, others = copy.deepcopy(reply), copy.deepcopy(reply)
+    mine["tool_calls"][0]["id"], others["tool_calls"][0]["id"] = "mine", "others"
+    sampling = drive.begin([user("?")]).sampling
+    for agent, sent in (("agent", [*messages, mine]), ("other", [*messages, others])):
+        drive.tracker.begin(agent, "target", as_json(sent, []), [SEARCH], sampling)
+    call = drive.tracker.begin("agent", "target", as_json([*messages, mine, result("mine", "found")], []), [], sampling)
+    assert call.extends is None or call.extends == "call-0"
+    assert drive.tracker.calls[-1].new_messages[-1] == result("call_1", "found")
+
+
+def test_a_prompt_that_is_still_held_does_not_change_when_its_call_is_extended() -> None:
+    drive = Drive()
+    messages = [system(), user("Go.")]
+    held, was = [], []
+    for turn in range(4):
+        call = drive.ask(messages, said(f"Reply {turn}."))
+        held.append(call.prompt_ids)
+        was.append(list(call.prompt_ids))
+        messages.append(user("More."))
+    del call
+    assert held == was
+    grows = id(held.pop())  # nobody else holds the last one any more
+    held.clear()
+    assert id(drive.ask(messages, said("Done.")).prompt_ids) == grows
 
 
 def test_a_function_call_of_before_there_were_tools_is_read_as_one() -> None:

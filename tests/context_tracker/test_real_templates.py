@@ -328,7 +328,7 @@ def test_what_gpt_oss_says_is_read_and_gone_on_from(source: Source) -> None:
 # ---------------------------------------------------------------- how the families compare
 
 SINGLE_CALLS = ("Llama 3.1", "Llama 3.2")
-DOCS = Path(__file__).parents[2] / "docs" / "context_tracker.md"
+DOCS = Path(__file__).parents[2] / "docs" / "dev" / "context_tracker.md"
 
 
 @cache
@@ -339,7 +339,7 @@ def held(source: Source, scenario: Any) -> Talk:
 
 
 def row(source: Source) -> str:
-    """A family's line in the table of docs/context_tracker.md."""
+    """A family's line in the table of docs/dev/context_tracker.md."""
     talks = {s: held(source, s) for s in SCENARIOS if s is not parallel_calls or source.name not in SINGLE_CALLS}
     notes = set().union(*(talk.otherwise for talk in talks.values()))
     if source.name in SINGLE_CALLS:

@@ -16,7 +16,7 @@ import yaml
 
 from ajet.backbone.launch import parse_arguments
 from ajet.cli.main import COMMANDS
-from ajet.config import load_config
+from ajet.config import Config, load_config
 from ajet.config.keys import known_keys
 from ajet.config.old_keys import is_old
 from ajet.config.section import Block as FreeBlock
@@ -182,8 +182,9 @@ def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
             "rollout",
             "tune",
         ):  # these pass arguments on
+            module, _, function = (COMMANDS[words[0]].function or f"{words[0]}.run").partition(".")
             with pytest.raises(Parsed):
-                import_module(f"ajet.cli.{words[0]}").run(words[1:])
+                getattr(import_module(f"ajet.cli.{module}"), function)(words[1:])
 
 
 def command_lines() -> list[Any]:
@@ -230,3 +231,31 @@ def test_python_compiles_and_names_methods_that_exist(block: Block) -> None:
     compile(f"async def page():\n{body}", block.name, "exec")
     for method in re.findall(r"\btuner\.(\w+)", block.code):
         assert hasattr(AjetTuner, method), method
+
+
+# ------------------------------------------------------------ Hyper-parameters
+
+
+def hyper_parameters() -> list[list[str]]:
+    """The rows of the page's tables that begin with a key, as their cells."""
+    lines = (DOCS / "hyper_parameters.md").read_text().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if re.match(r"\| `\w+\.", line)]
+
+
+def test_the_defaults_of_hyper_parameters_are_those_of_the_config() -> None:
+    for key, default, *_ in [row for row in hyper_parameters() if len(row) < 5]:
+        found: Any = Config().ajet
+        for name in key.strip("`").split("."):
+            found = getattr(found, name)
+        assert found == yaml.safe_load(default.split("`")[1]), key
+
+
+def test_the_values_by_model_size_are_those_of_the_configs() -> None:
+    page = (DOCS / "hyper_parameters.md").read_text()
+    files = re.findall(r"`(configs/[\w.]+)`", page.partition("## By model size")[2].partition("parameters |")[0])
+    for key, *values in [row for row in hyper_parameters() if len(row) == 5]:
+        for file, value in zip(files, values, strict=True):
+            found: Any = load_config(ROOT / file, complete=False).ajet
+            for name in key.strip("`").split("."):
+                found = getattr(found, name)
+            assert found == yaml.safe_load(value.strip("`")), (file, key)

@@ -102,7 +102,7 @@ return WorkflowOutput(reward=1.0, metadata={{"said": said.stdout}})
 
 
 def test_names_of_log_metrics() -> None:
-    snippet = code("tracking.md", "log_metrics={")
+    snippet = code("metrics.md", "log_metrics={")
     metrics: dict[str, Any] = eval(re.search(r"log_metrics=(\{.*\})\)", snippet)[1])  # type: ignore[index]  # noqa: S307
     names = re.search(r"^# (.*)$", snippet, re.MULTILINE)[1].split()  # type: ignore[index]
     assert sorted(aggregate_log_metrics([metrics])) == sorted(names)
@@ -183,9 +183,9 @@ def test_the_embedded_engine_generates(tmp_path: Path, capsys: pytest.CaptureFix
 def test_the_context_tracker_shows_why_a_conversation_forked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "program.py").write_text(code("context_tracker.md", "describe_reasons("))
+    (tmp_path / "program.py").write_text(code("dev/context_tracker.md", "describe_reasons("))
     runpy.run_path(str(tmp_path / "program.py"))
-    assert capsys.readouterr().out == code("context_tracker.md", "Ledger(captured=20")
+    assert capsys.readouterr().out == code("dev/context_tracker.md", "Ledger(captured=20")
 
 
 def test_scripted_replies_load(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from ajet.config import make_config
-from ajet.config.contradictions import contradictions
 from ajet.observe.tracing import find_final_reward, get_rewards_from_span, record_spans
 from support.pages import ROOT, blocks_of
 from support.synthetic_run import write_experiment
@@ -38,11 +36,3 @@ def test_what_can_be_made_of_a_run(tmp_path: Path) -> None:
     space: dict[str, Any] = {"path": path}
     exec(compile(block("to_triplets(spans)"), "adapters.py", "exec"), space)  # noqa: S102 - our own page
     assert space["to_messages"](space["spans"])
-
-
-def test_the_settings_of_episodes_from_outside() -> None:
-    import yaml
-
-    ajet = make_config(**yaml.safe_load(block("wrapper_type: outside"))).ajet
-    assert ajet.task_runner.outside.max_staleness == 4
-    assert not list(contradictions(ajet, "local"))

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from ajet.gateway.chat.settings import EmbeddingEndpoint, SessionSettings
+from ajet.gateway.chat.reply import EmbeddingEndpoint, SessionSettings
 from ajet.gateway.protocol import agent_key
 from ajet.system.http_messages import Answer, HttpRequest, json_answer
 from ajet.system.http_server import HttpServer

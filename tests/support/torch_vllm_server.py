@@ -54,10 +54,11 @@ class Model:
         from ajet.schema.chat import GenerateRequest, Sampling
 
         asked = ("temperature", "top_p", "top_k", "max_tokens", "seed", "ignore_eos")
-        sampling = Sampling(**{key: body[key] for key in asked if body.get(key) is not None})
+        given = {key: body[key] for key in asked if body.get(key) is not None}
+        sampling = Sampling(**given, stop_token_ids=tuple(body.get("stop_token_ids") or ()))
         reply = self.wait(self.engine.generate(GenerateRequest(body["prompt"], sampling)))
         choice = {"token_ids": reply.token_ids, "logprobs": {"token_logprobs": reply.logprobs}}
-        choice |= {"finish_reason": reply.finish_reason}
+        choice |= {"finish_reason": reply.finish_reason, "stop_reason": reply.stopped_by}
         return {"choices": [choice]}
 
     def reload(self, folder: str) -> None:

@@ -19,7 +19,7 @@ import pytest
 from ajet.environment.environment import EnvironmentSettings
 from ajet.environment.instances import InstanceLimits
 from ajet.environment.server import EnvironmentServer
-from ajet.gateway.traces import SpanCollector
+from ajet.gateway.endpoints import SpanCollector
 from ajet.store.database_store import memory_store
 from ajet.store.requests import Role
 from ajet.store.server import StoreServer, issue

@@ -55,6 +55,10 @@ class Echo:
                 raise
         if request.path == "/raise":
             raise ZeroDivisionError
+        if request.path == "/header":
+            return Answer(200, b"", {"x-asked": request.body.decode()})
+        if request.path == "/nothing":
+            return Answer(204, b"")
         self.handled += 1
         if request.path.startswith("/stream"):
             return event_stream(self._stream(request), self._close)
@@ -86,6 +90,37 @@ async def serving(limits: HttpLimits | None = None) -> AsyncIterator[tuple[Echo,
         yield echo, server.address.port
     finally:
         await server.aclose()
+
+
+# ---------------------------------------------------------------- whole answers
+
+
+def test_no_header_of_an_answer_can_begin_another() -> None:
+    async def run() -> None:
+        async with serving() as (_, port):
+            for value in ('"a\\r\\nset-cookie: b"', '"a\\nb"'):
+                body = json.loads(value)
+                head = f"POST /header HTTP/1.1\r\nauthorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n"
+                reply = await send(port, (head + body).encode())
+                assert reply.status == 500 and "set-cookie" not in reply.headers
+
+    asyncio.run(run())
+
+
+def test_an_answer_without_a_body_has_none() -> None:
+    async def run() -> None:
+        async with serving() as (_, port):
+            head = f" HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"HEAD /x{head}\r\nGET /nothing{head}\r\nGET /x{head}connection: close\r\n\r\n".encode())
+            said = (await reader.read()).decode()
+            writer.close()
+        first, second, third = said.split("HTTP/1.1 ")[1:]
+        assert first.startswith("200") and "content-length: 0" in first and first.endswith("\r\n\r\n")
+        assert second.startswith("204") and "content-length" not in second and second.endswith("\r\n\r\n")
+        assert third.startswith("200") and "connection: close" in third
+
+    asyncio.run(run())
 
 
 # ---------------------------------------------------------------- slow clients

@@ -31,10 +31,6 @@ def test_the_gallery_shows_it(folder: str) -> None:
     assert re.search(r"^!\[.+\]\(assets/.+\.(svg|png)\)$", section, re.M), "a picture"
     assert re.search(r"\br = |reward goes", section), "the reward"
     assert "```bash" in section
-    (row,) = re.findall(rf"^\| \[.+\]\(#{_anchor(section)}\) \| .+ \| (.+) \|$", GALLERY, re.M)
-    assert (row == "measured") == bool(re.search(r"reward\.png|prompt_tuning\.svg", section)), "a curve"
-
-
-def _anchor(section: str) -> str:
-    heading = section.splitlines()[0].removeprefix("## ")
-    return re.sub(r"[^\w]+", "-", heading.lower()).strip("-")
+    readme = (TUTORIAL / folder / "README.md").read_text(encoding="utf-8")
+    if "**Measured curve.** " in readme:
+        assert re.search(r"reward\.png|prompt_tuning\.svg", section), "a curve"

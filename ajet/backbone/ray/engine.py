@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -59,6 +59,10 @@ class RayEngine:
 
     async def aclose(self) -> None:
         """The servers aren't ours to end."""
+
+
+VERSIONS = "ajet_versions"
+"""In the `extra_fields` of what a server or its client returns: [(index of first token, version), …]."""
 
 
 class ServerKind(StrEnum):
@@ -144,10 +148,9 @@ class ServerEngine(RayEngine):
         logprobs = [float(value) for value in output.log_probs or ()]
         if len(ids) != len(logprobs):
             raise EngineError(f"verl's server returned {len(ids)} tokens with {len(logprobs)} logprobs")
-        oldest = output.extra_fields.get("min_global_steps")
-        version = int(output.extra_fields.get("global_steps") or 0) if oldest is None else int(oldest)
         stopped_by, count = self._stop_string(ids, sampling)
-        completion = Completion(ids[:count], logprobs[:count], "stop", stopped_by, versions=[(0, version)])
+        versions = [(first, version) for first, version in _versions(output.extra_fields) if first < max(count, 1)]
+        completion = Completion(ids[:count], logprobs[:count], "stop", stopped_by, versions=versions)
         ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._end_ids)}
         if stopped_by is not None:
             return completion
@@ -172,6 +175,14 @@ class ServerEngine(RayEngine):
                 low = middle + 1
         text = self._decode(ids[:high])
         return min((text.find(stop), stop) for stop in sampling.stop if stop in text)[1], high
+
+
+def _versions(fields: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Which weights sampled it, from which token on. Where only the oldest and the newest are known: the oldest."""
+    if fields.get(VERSIONS):
+        return [(int(first), int(version)) for first, version in fields[VERSIONS]]
+    oldest = fields.get("min_global_steps")
+    return [(0, int(fields.get("global_steps") or 0) if oldest is None else int(oldest))]
 
 
 class TrinityEngine(RayEngine):

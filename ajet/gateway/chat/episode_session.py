@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import math
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +18,17 @@ import msgspec
 from msgspec.structs import replace
 
 from ajet.engine.base import Engine
-from ajet.gateway.chat.reply import IncrementalText, OnDelta, ReplyReader, ResponseFormat, unmet
+from ajet.gateway.chat.reply import (
+    IncrementalText,
+    OnDelta,
+    ReplyReader,
+    ResponseFormat,
+    SessionSettings,
+    check_completion,
+    unmet,
+)
 from ajet.gateway.chat.reply_parser import PLAIN, ReplyParser
 from ajet.gateway.chat.session_log import SpanLog, StoredResponses
-from ajet.gateway.chat.settings import SessionSettings
 from ajet.observe.tracing import NOT_COUNTED, call_of, reward_of
 from ajet.schema.chat import ChatReply, ChatRequest, Completion, GenerateRequest, Message, Tool
 from ajet.schema.errors import (
@@ -121,6 +127,8 @@ class EpisodeSession:
         """One reply for each of `request.n` choices. Raises only `ModelCallError`s; cancelling the caller cancels the
         generation."""
         self.check_open()
+        if request.n == 1:
+            return [await self._alone(request, on_delta)]
         preparation = asyncio.create_task(self._prepare(request))
         tasks = [asyncio.create_task(self._one(request, index, on_delta, preparation)) for index in range(request.n)]
         self._in_flight.update(tasks)
@@ -137,8 +145,26 @@ class EpisodeSession:
         if failed:
             await failed[0]
         if any(task.cancelled() for task in tasks):
-            raise self._closed or EngineError("the generation was cancelled by the engine")
+            raise self._cancelled_inside()
         return [task.result() for task in tasks]
+
+    async def _alone(self, request: ChatRequest, on_delta: OnDelta | None) -> ChatReply:
+        """The reply to a request for one choice, as nearly all are, with one task for all of it."""
+        task = asyncio.create_task(self._one(request, 0, on_delta))
+        self._in_flight.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+            raise self._cancelled_inside() from None
+        finally:
+            self._in_flight.discard(task)
+
+    def _cancelled_inside(self) -> ModelCallError:
+        """Why a call was cancelled, if its caller was not."""
+        return self._closed or EngineError("the generation was cancelled by the engine")
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """The length of the prompt that these messages and tools render to; of a text that is much too long, the length
@@ -275,7 +301,7 @@ class EpisodeSession:
         self._prompt_bytes += size
 
     async def _length(self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: dict[str, Any]) -> int:
-        self.tracker.check_room(len(messages))  # each has a token at least
+        self.tracker.check_room(await _on_thread(len, messages))  # each has a token at least
         return await _on_thread(self._renderer.length, messages, tools, kwargs, self._most_tokens)
 
     def _encode(self, text: str) -> list[int]:
@@ -299,9 +325,14 @@ class EpisodeSession:
         return limit + limit // 8
 
     async def _one(
-        self, request: ChatRequest, choice: int, on_delta: OnDelta | None, preparation: asyncio.Task[_Preparation]
+        self,
+        request: ChatRequest,
+        choice: int,
+        on_delta: OnDelta | None,
+        preparation: asyncio.Task[_Preparation] | None = None,
     ) -> ChatReply:
-        chat_model, wanted, tokens = await asyncio.shield(preparation)
+        """`preparation` is shared by all choices; None: there is one."""
+        chat_model, wanted, tokens = await (asyncio.shield(preparation) if preparation else self._prepare(request))
         if chat_model is not None:
             began = self.tracker.begin_messages(request.agent, choice)
             reply = await self._guarded(chat_model.reply(request))
@@ -375,7 +406,7 @@ class EpisodeSession:
         request = GenerateRequest(prepared.prompt_ids, prepared.sampling, self.episode_id, top_logprobs, left)
         on_tokens = reader.on_tokens if reader.streams else None
         completion = await self._guarded(self._engine.generate(request, on_tokens))
-        _check(completion, prepared, top_logprobs)
+        check_completion(completion, prepared)
         return completion
 
     async def _guarded(self, call: Coroutine[Any, Any, T]) -> T:
@@ -404,26 +435,6 @@ class EpisodeSession:
 
 async def _on_thread(function: Callable[..., T], *arguments: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(_long_prompts(), function, *arguments)
-
-
-def _check(completion: Completion, prepared: PreparedCall, top_logprobs: int) -> None:
-    """Refuse a reply without its exact tokens."""
-    if completion.finish_reason == "abort":
-        raise EngineError("the engine aborted the generation")
-    count = len(completion.token_ids)
-    if len(completion.logprobs) != count:
-        raise EngineError(f"the engine returned {count} tokens but {len(completion.logprobs)} log-probabilities")
-    if not all(math.isfinite(value) and value <= 1e-3 for value in completion.logprobs):
-        raise EngineError("the engine returned a log-probability that isn't a finite number ≤ 0")
-    if not completion.versions or completion.versions[0][0] != 0:
-        raise EngineError(
-            f"the engine returned policy versions that don't start at the first token: {completion.versions}"
-        )
-    limit = prepared.sampling.max_tokens
-    if limit is not None and count > limit:
-        raise EngineError(f"the engine generated {count} tokens, but only {limit} were allowed")
-    if not count:
-        raise EngineError("the engine returned an empty reply")
 
 
 def _why(error: BaseException) -> str:

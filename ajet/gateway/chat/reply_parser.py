@@ -120,8 +120,7 @@ class ReplyParser:
     ) -> ParsedReply:
         """The whole reply at once."""
         stream = self.stream(tools, call_id=call_id, in_reasoning=in_reasoning)
-        stream.feed(text)
-        stream.finish()
+        stream.finish(text)
         return stream.reply()
 
 
@@ -169,8 +168,9 @@ class ParserStream:
             pass
         return deltas
 
-    def finish(self) -> list[Delta]:
-        """The reply has ended: return the rest."""
+    def finish(self, text: str = "") -> list[Delta]:
+        """The reply has ended, with this piece: return the rest."""
+        self._buffer += text
         deltas: list[Delta] = []
         while self._advance(deltas, last=True):
             pass

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ajet.gateway.chat import SessionSettings
-from ajet.gateway.chat.settings import SeedKey
+from ajet.gateway.chat.reply import SeedKey
 from ajet.schema.chat import ChatReply, ChatRequest, Completion, EngineCapabilities, Sampling
 from ajet.schema.errors import EngineError, GenerationTimeoutError, SessionClosedError, TooManyStepsError
 from support.session_parts import CALL, TOOLS, USER, LineEngine, aborted, new_session, replied, until

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from ajet.backbone.ray.engine import ServerEngine, ServerKind
+from ajet.backbone.ray.verl.client import with_versions
 from ajet.config import Config
 from ajet.config.contradictions import contradictions
 from ajet.context_tracker import Renderer, TrackerSettings
@@ -91,7 +92,7 @@ class HostRuntime(Runtime):
         def make_engine(of: Config) -> ServerEngine:
             renderer = Renderer(ModelSource.resolve(of.ajet.model.path).tokenizer())
             return ServerEngine(
-                client,
+                with_versions(client),
                 end_ids=renderer.end_ids,
                 max_model_len=of.ajet.rollout.max_model_len,
                 kind=ServerKind.of(servers),

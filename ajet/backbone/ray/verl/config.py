@@ -65,6 +65,8 @@ OURS = (
 """Keys of verl that our engine doesn't read: credit, loss and optimiser are set by our own."""
 CPU_ROLLOUT = "ajet_torch"
 """Name under which the plugin registers the embedded engine as a rollout server (CPU only)."""
+TRAINER_MODE = "trainer.v1.trainer_mode"
+SYNC_STEP = "trainer.v1.separate_async.parameter_sync_step"
 PASSED_THROUGH = ("actor_rollout_ref", "ray_kwargs", "transfer_queue", "global_profiler")
 """Top-level blocks of a YAML or dotted overrides that are taken for verl's own."""
 ADDABLE = (
@@ -186,7 +188,14 @@ def _notes(config: Config, machine: Machine) -> Iterator[Remark]:
         )
     if common.resume not in ("auto", "never") and checkpoint_step(common.resume) is None:
         yield Remark("ajet.trainer_common.resume", "verl's checkpoints are folders named global_step_N", refused=True)
-    for key in pass_through(config):
+    given = pass_through(config)
+    if given.get(TRAINER_MODE) == "separate_async" and given.get(SYNC_STEP) != 1:
+        yield Remark(
+            f"ajet.verl.{SYNC_STEP}",
+            "verl would cut a step into batches, and credit is computed over the whole step: set it to 1",
+            refused=True,
+        )
+    for key in given:
         if key.removeprefix("+").startswith(OURS):
             yield Remark(
                 f"ajet.verl.{key}",
@@ -374,7 +383,7 @@ def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "trainer.max_actor_ckpt_to_keep": common.keep_checkpoints,
         "trainer.critic_warmup": 0,
         "trainer.use_v1": True,
-        "trainer.v1.trainer_mode": "sync",
+        TRAINER_MODE: "sync",
         "trainer.v1.sampler.custom_sampler.path": "pkg://ajet.backbone.ray.verl.sampler",
         "trainer.v1.sampler.custom_sampler.name": _sampler(config),
         "trainer.resume_mode": {"auto": "auto", "never": "disable"}.get(common.resume, "resume_path"),
@@ -385,7 +394,7 @@ def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
 
 
 def _sampler(config: Config) -> str:
-    mode = pass_through(config).get("trainer.v1.trainer_mode", "sync")
+    mode = pass_through(config).get(TRAINER_MODE, "sync")
     return "EpisodeSampler" if mode == "sync" else "AsyncEpisodeSampler"
 
 

@@ -24,6 +24,7 @@ import torch
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
+from ajet.backbone.ray.engine import VERSIONS
 from ajet.backbone.ray.verl.config import CPU_ROLLOUT
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch import TorchEngine, TorchEngineSettings
@@ -193,7 +194,11 @@ class CpuServer:
             token_ids=completion.token_ids,
             log_probs=completion.logprobs,
             stop_reason={"abort": "aborted"}.get(completion.finish_reason, "completed"),
-            extra_fields={"global_steps": completion.versions[-1][1], "min_global_steps": completion.versions[0][1]},
+            extra_fields={
+                "global_steps": completion.versions[-1][1],
+                "min_global_steps": completion.versions[0][1],
+                VERSIONS: completion.versions,
+            },
         )
 
     async def load_weights(self, weights: dict[str, Any], version: int) -> None:

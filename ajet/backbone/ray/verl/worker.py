@@ -22,6 +22,7 @@ from ajet.backbone.ray.engine import ServerEngine, ServerKind
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.rows import Row, group_rows, validation_row
 from ajet.backbone.ray.verl import plugin
+from ajet.backbone.ray.verl.client import with_versions
 from ajet.backbone.ray.watcher import first_line
 from ajet.backbone.training_settings import credit_settings
 from ajet.context_tracker import Renderer
@@ -42,7 +43,7 @@ class EpisodeWorker:
 
     def __init__(self, config: Any, llm_client: Any, teacher_client: Any = None, reward_workers: Any = None) -> None:
         rollout = config.actor_rollout_ref.rollout
-        self._client = llm_client
+        self._client = with_versions(llm_client)
         self._kind = ServerKind.of(rollout.name)
         self._runner = GroupRunner(RunPayload.of(config), self._make_engine, workers=int(rollout.agent.num_workers))
         self._groups: set[asyncio.Task[None]] = set()

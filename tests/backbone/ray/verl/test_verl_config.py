@@ -155,6 +155,7 @@ def test_a_gpu_without_flash_attention_pads() -> None:
         ({"rollout.engine": "remote"}, "rollout.engine"),
         ({"rollout.temperature": 0.0}, "rollout.temperature"),
         ({"model.lora": {"enabled": True, "dropout": 0.1}}, "lora.dropout"),
+        ({"verl.trainer.v1.trainer_mode": "separate_async"}, "parameter_sync_step"),
     ],
 )
 def test_what_verl_cannot_honour_is_refused_by_name(overrides: dict[str, Any], named: str) -> None:

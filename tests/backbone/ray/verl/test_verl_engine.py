@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.ray.engine import ServerEngine, ServerKind
+from ajet.backbone.ray.engine import VERSIONS, ServerEngine, ServerKind
 from ajet.engine.base import Engine
 from ajet.schema.chat import GenerateRequest, Sampling
 from ajet.schema.errors import EngineError, GenerationTimeoutError
@@ -86,6 +86,13 @@ def test_ids_go_in_and_come_out_as_they_are() -> None:
     assert (completion.token_ids, completion.logprobs) == ([5, END], [-1.0, -0.5])
     assert (completion.finish_reason, completion.stopped_by) == ("stop", END)
     assert completion.versions == [(0, 4)]
+
+
+def test_each_token_has_the_version_that_sampled_it() -> None:
+    fields = {"global_steps": 5, "min_global_steps": 4, VERSIONS: [(0, 4), (2, 5)]}
+    assert ask(Output([5, 6, 7], [-1.0] * 3, extra_fields=fields))[0].versions == [(0, 4), (2, 5)]
+    until_stop = ask(Output([5, 6, 7], [-1.0] * 3, extra_fields=fields), Sampling(stop=("bc",)))[0]
+    assert (until_stop.token_ids, until_stop.versions) == ([5, 6], [(0, 4)])
 
 
 def test_why_a_reply_ended() -> None:

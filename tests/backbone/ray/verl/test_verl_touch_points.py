@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import subprocess
 import sys
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from support.ray_runs import installed
 
@@ -77,6 +80,42 @@ def test_the_manager_is_built_as_ours_expects() -> None:
 
     source = inspect.getsource(AgentLoopManager._init_agent_loop_workers)
     assert "self.agent_loop_workers_class.options" in source
+
+
+def test_a_reply_that_was_stopped_says_which_weights_sampled_which_token() -> None:
+    """verl's client goes on with it, here after two stops; what counts is verl's code, the server is played."""
+    from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
+    from verl.workers.rollout.replica import TokenOutput
+
+    from ajet.backbone.ray.engine import VERSIONS
+    from ajet.backbone.ray.verl.client import VersionsClient, with_versions
+
+    pieces = [([5, 6], "aborted", 3), ([], "aborted", 3), ([7], "aborted", 4), ([8, 2], "completed", 5)]
+    asked: list[dict[str, Any]] = []
+
+    class Generate:
+        async def remote(self, **request: Any) -> TokenOutput:
+            asked.append(request)
+            ids, reason, version = pieces[len(asked) - 1]
+            fields = {"global_steps": version}
+            return TokenOutput(token_ids=ids, log_probs=[-1.0] * len(ids), stop_reason=reason, extra_fields=fields)
+
+    class Played(VersionsClient):
+        async def _acquire_server(self, request_id: str, **_: Any) -> tuple[str, Any]:
+            return "server", SimpleNamespace(generate=Generate())
+
+        def _release_server(self, server_id: str, request_id: str | None = None) -> None: ...
+
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
+    reply = Played(config).generate("r", prompt_ids=[1], sampling_params={"max_tokens": 9, "seed": 8})
+    output = asyncio.run(reply)
+    assert output.token_ids == [5, 6, 7, 8, 2]
+    assert output.extra_fields[VERSIONS] == [(0, 3), (2, 4), (3, 5)]
+    assert [request["prompt_ids"] for request in asked] == [[1], [1, 5, 6], [1, 5, 6], [1, 5, 6, 7]]
+    seeds = [request["sampling_params"]["seed"] for request in asked]
+    assert seeds == [8, 8 ^ 2, 8 ^ 2, 8 ^ 3], "what goes on draws new random numbers"
+    assert type(with_versions(FullyAsyncLLMServerClient(config))) is VersionsClient
+    assert type(with_versions(LLMServerClient(config))) is LLMServerClient
 
 
 def test_our_engine_and_estimator_are_known_by_name() -> None:

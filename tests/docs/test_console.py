@@ -1,4 +1,4 @@
-"""The first hour's commands print what the page shows, but for figures."""
+"""The commands of the pages that show a whole session print what the page shows, but for figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.first_hour import outputs
+from support.console import PAGES, outputs
 
 
 def shape(text: str) -> list[str]:
@@ -21,6 +21,8 @@ def shape(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_command_prints_what_the_page_shows(tmp_path: Path) -> None:
-    for command, shown, printed in outputs(tmp_path.resolve()):
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_prints_what_the_page_shows(page: str, tmp_path: Path) -> None:
+    (home := tmp_path.resolve() / "home").mkdir()
+    for command, shown, printed in outputs(page, home):
         assert shape(printed) == shape(shown), command
