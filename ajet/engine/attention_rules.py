@@ -163,12 +163,28 @@ def visibility_of(mask: Any) -> Visibility:
 def layer_shapes(model: Any) -> list[LayerShape]:
     """Shapes and rules of all layers that use transformers' attention interface, in the order they are computed."""
     found: list[LayerShape] = []
-    show_rules()
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     tokens = torch.arange(PROBE_TOKENS, device=next(model.parameters()).device)[None]
-    with torch.no_grad(), attending(base, NAME):
-        base(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, ajet_layers=found)
+    seen = None if tokens.is_meta else torch.ones_like(tokens)  # models ask whether a mask hides anything
+    with probing(base):
+        base(input_ids=tokens, attention_mask=seen, use_cache=False, ajet_layers=found)
     return found
+
+
+@contextmanager
+def probing(model: Any) -> Iterator[None]:
+    """Inside, the model shows its rules instead of attending, also if it has no weights (PyTorch's `meta` device)."""
+    from transformers import masking_utils
+
+    _register()
+    masks: Any = masking_utils
+    packed = masks.find_packed_sequence_indices
+    masks.find_packed_sequence_indices = lambda _positions: None  # there is one sequence, and `meta` has no values
+    try:
+        with torch.no_grad(), attending(model, NAME):
+            yield
+    finally:
+        masks.find_packed_sequence_indices = packed
 
 
 @contextmanager
@@ -183,8 +199,7 @@ def attending(model: Any, name: str) -> Iterator[None]:
 
 
 @cache
-def show_rules() -> None:
-    """Make `NAME` known to transformers."""
+def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _show_rule)

@@ -116,7 +116,9 @@ def hybrid_config(family: str) -> Any:
     from transformers import AutoConfig
 
     kind, options = HYBRIDS[family]
-    return AutoConfig.for_model(kind, **{key: value for key, value in {**COMMON, **options}.items() if value is not None})
+    return AutoConfig.for_model(
+        kind, **{key: value for key, value in {**COMMON, **options}.items() if value is not None}
+    )
 
 
 def hybrid_model(family: str) -> Any:

@@ -19,12 +19,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
-
-if TYPE_CHECKING:
-    from ajet.engine.torch.states import LayerState
 
 GRANULE = 64
 """Capacities are multiples of this many tokens."""
@@ -60,6 +57,37 @@ class KVShape(NamedTuple):
     def state_tokens(self, dtype: torch.dtype) -> int:
         """How many tokens' keys and values take as much memory as a sequence's states."""
         return -(-STATES * self.state_bytes // self.bytes_per_token(dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """The state of one mixer, of one or several sequences (first dimension): what its convolution saw last, and what
+    its recurrence holds, by the numbers that transformers gives them."""
+
+    conv: dict[int, torch.Tensor] = field(default_factory=dict)
+    recurrent: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def together(cls, states: list[LayerState]) -> LayerState:
+        """A copy, as mixers write into it."""
+
+        def joined(parts: list[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor]:
+            return {number: torch.cat([part[number] for part in parts]) for number in parts[0]}
+
+        return cls(joined([state.conv for state in states]), joined([state.recurrent for state in states]))
+
+    def of(self, index: int) -> LayerState:
+        """One sequence's part."""
+        here = slice(index, index + 1)
+        return LayerState(*({key: each[here] for key, each in part.items()} for part in (self.conv, self.recurrent)))
+
+    def alone(self) -> LayerState:
+        """The same without the memory of the batch that it was computed in."""
+        return LayerState(*({key: each.clone() for key, each in part.items()} for part in (self.conv, self.recurrent)))
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.numel() * each.element_size() for each in (*self.conv.values(), *self.recurrent.values()))
 
 
 class Slab:

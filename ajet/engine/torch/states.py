@@ -13,49 +13,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ajet.engine.attention_rules import NAME, PROBE_TOKENS, UnsupportedAttentionError, attending, show_rules
+from ajet.engine.attention_rules import PROBE_TOKENS, UnsupportedAttentionError, probing
+from ajet.engine.torch.kv_cache import LayerState
 from ajet.engine.torch.readers import Member
 
 CACHES = ("cache_params", "past_key_values")
 """How mixers name the cache that they are given."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerState:
-    """The state of one mixer, of one or several sequences (first dimension): what its convolution saw last, and what
-    its recurrence holds, by the numbers that transformers gives them."""
-
-    conv: dict[int, Tensor] = field(default_factory=dict)
-    recurrent: dict[int, Tensor] = field(default_factory=dict)
-
-    @classmethod
-    def together(cls, states: Sequence[LayerState]) -> LayerState:
-        """A copy, as mixers write into it."""
-
-        def joined(parts: list[dict[int, Tensor]]) -> dict[int, Tensor]:
-            return {number: torch.cat([part[number] for part in parts]) for number in parts[0]}
-
-        return cls(joined([state.conv for state in states]), joined([state.recurrent for state in states]))
-
-    def of(self, index: int) -> LayerState:
-        """One sequence's part."""
-        here = slice(index, index + 1)
-        return LayerState(*({key: each[here] for key, each in part.items()} for part in (self.conv, self.recurrent)))
-
-    def alone(self) -> LayerState:
-        """The same without the memory of the batch that it was computed in."""
-        return LayerState(*({key: each.clone() for key, each in part.items()} for part in (self.conv, self.recurrent)))
-
-    @property
-    def bytes(self) -> int:
-        return sum(each.numel() * each.element_size() for each in (*self.conv.values(), *self.recurrent.values()))
 
 
 class LayerCache:
@@ -132,8 +101,7 @@ def mixers_of(model: Any) -> list[Mixer]:
         return output
 
     tokens = torch.zeros(1, PROBE_TOKENS, dtype=torch.long, device=next(model.parameters()).device)
-    show_rules()
-    with torch.no_grad(), ExitStack() as stack, attending(model, NAME):
+    with ExitStack() as stack, probing(model):
         for module in candidates:
             stack.enter_context(replaced(module, partial(watched, module, module.forward)))
         model(input_ids=tokens, use_cache=False, ajet_layers=[])
