@@ -211,10 +211,7 @@ def with_adapters(model: Any) -> Any:
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(0)
-    options: dict[str, Any] = {"target_modules": linear_modules(model)}
-    if model.config.model_type in ("mamba", "mamba2"):
-        options = {"target_modules": ["in_proj"]}
-    return get_peft_model(model, LoraConfig(r=4, init_lora_weights=False, **options)).eval()
+    return get_peft_model(model, LoraConfig(r=4, init_lora_weights=False, target_modules=linear_modules(model))).eval()
 
 
 def short(error: str) -> str:
