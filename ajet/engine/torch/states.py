@@ -167,7 +167,7 @@ class StepStates:
             before = [one.part.kv.states[one.part.context][index] for one in call if one.part.context]
             cache = LayerCache(LayerState.together(before) if before else None)
             hidden_BTW = hidden_1TW[0, where].view(len(call), size, -1)
-            parts = hidden_BTW.split(1 if mixer.by_token and before else size, dim=1)
+            parts = torch.split(hidden_BTW, 1 if mixer.by_token and before else size, dim=1)
             made_BTW = torch.cat([own(part, **{mixer.cache: cache}) for part in parts], dim=1)
             output_1TW[0, where] = made_BTW.reshape(len(where), -1).to(output_1TW.dtype)
             for row, one in enumerate(call):
