@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import logging
 import re
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,11 @@ from ajet.trainer.executor import check_trees, tree_support
 from ajet.trainer.forward import Forward, PackForward, RowForward
 from ajet.trainer.pack import Item, Layout, make_packs
 
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "training.md"
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from support.hybrids import HYBRIDS
+
+PAGE = ROOT / "docs" / "benchmarks" / "training.md"
 MARK, END = "<!-- written by benchmarks/model_families.py -->", "<!-- until here -->"
 WINDOW = 16
 """Tokens of every window; paths have up to 70."""
@@ -94,18 +99,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen3": ("qwen3", {}),
     "Qwen3-MoE": ("qwen3_moe", EXPERTS),
-    "Qwen3-Next": (
-        "qwen3_next",
-        {
-            **EXPERTS,
-            "shared_expert_intermediate_size": 16,
-            "layer_types": ["linear_attention", "full_attention"] * 2,
-            "linear_num_value_heads": 2,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-        },
-    ),
     "Mistral": ("mistral", {"sliding_window": WINDOW}),
     "Ministral 3": ("ministral3", {}),
     "Mixtral": ("mixtral", {"sliding_window": WINDOW, **EXPERTS}),
@@ -146,9 +139,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "OPT": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "Bloom": ("bloom", {"n_head": 4, "n_layer": 4}),
     "Falcon": ("falcon", {"multi_query": False, "head_dim": None}),
-    "Mamba": ("mamba", {"state_size": 4}),
-    "Jamba": ("jamba", {**EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}),
-    "LFM2": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
+    **HYBRIDS,
 }
 
 
@@ -220,10 +211,7 @@ def with_adapters(model: Any) -> Any:
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(0)
-    options: dict[str, Any] = {"target_modules": linear_modules(model)}
-    if model.config.model_type == "mamba":
-        options = {"target_modules": ["in_proj", "x_proj"]}
-    return get_peft_model(model, LoraConfig(r=4, init_lora_weights=False, **options)).eval()
+    return get_peft_model(model, LoraConfig(r=4, init_lora_weights=False, target_modules=linear_modules(model))).eval()
 
 
 def short(error: str) -> str:
@@ -280,14 +268,15 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
         "|---|---|---|---|---|",
         f"| of these families | {' | '.join(f'{value:.0e}' for value in largest.values())} |",
         "",
-        "| only as rows | why | rows | LoRA |",
-        "|---|---|---|---|",
+        "| only as rows | why | engine | rows | LoRA |",
+        "|---|---|---|---|---|",
     ]
     for family, row in figures.items():
         if family not in shared:
-            subject = "its " if "'s " in row["no_tree"] else "it "
-            why = re.sub(r"^\w+(ForCausalLM|Attention)('s)? ", subject, row["no_tree"])
-            lines.append(f"| {family} | {why} | {' | '.join(cell(row[name]) for name in ('rows', 'lora'))} |")
+            whose = "its " if "'s " in row["no_tree"] else "it "
+            why = re.sub(r"^\w+(ForCausalLM|Attention)('s)? ", whose, row["no_tree"])
+            cells = [cell(row[name]) if name in row else "no" for name in ("engine", "rows", "lora")]
+            lines.append(f"| {family} | {why} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

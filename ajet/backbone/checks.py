@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from ajet.backbone.plan import imitates_a_file
 from ajet.backbone.training_settings import credit_settings, loss_settings
 from ajet.config.contradictions import TRAINING
 from ajet.engine.model_source import TINY, ModelSource
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, FeatureUnavailableError
 from ajet.schema.install import TRAIN, install_command, missing_for_training
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 from ajet.trainer.own_formulas import try_estimator, try_policy_loss
@@ -24,6 +25,8 @@ from ajet.trainer.own_formulas import try_estimator, try_policy_loss
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.schema.task import Task
+
+log = logging.getLogger("ajet.backbone.checks")
 
 KEY = "ajet.model.path"
 ELSEWHERE = ("remote", "outside")
@@ -140,16 +143,18 @@ def _tokenizer_problems(path: str, tokenizer: Any, folder: Path) -> Iterator[str
 
 
 def _engine_problems(source: ModelSource) -> Iterator[str]:
+    """What the embedded engine itself says of the model without its weights. It compares logits when it has them."""
     try:
-        kind = source.with_recurrent_state()
-    except ConfigError as error:
+        model = source.on_meta("bfloat16", "cpu")
+        if model is None:
+            return
+        from ajet.engine.torch import ServedShape
+
+        ServedShape.of(model)
+    except (ConfigError, FeatureUnavailableError) as error:
         yield f"{KEY}: {error}"
-        return
-    if kind is not None:
-        yield (
-            f"{KEY}: the embedded engine can't serve {kind}: some of its layers keep a recurrent state instead of keys "
-            "and values. Use rollout.engine: vllm for this model"
-        )
+    except RuntimeError as error:  # an operation that needs values: the engine asks again when it has them
+        log.info("%s is not checked without its weights: %s", source.name, str(error).partition("\n")[0])
 
 
 def _positions(settings: dict[str, Any]) -> int | None:

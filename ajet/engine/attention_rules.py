@@ -117,7 +117,8 @@ PROBE_TOKENS = 7
 class LayerShape(NamedTuple):
     """The rule of a layer, and the shape of its keys and values."""
 
-    layer: int
+    layer: int | None
+    """None: a module that several layers share."""
     key_heads: int
     key_size: int
     value_size: int
@@ -132,6 +133,8 @@ def visibility_of_mask(
     named = [getattr(config, key, None) for key in WINDOW_KEYS]
     sizes = [size for size in (local_size, *named) if isinstance(size, int) and size > 0]
     device = _other.get("device")
+    if device is not None and torch.device(device).type == "meta":
+        device = None  # without weights, the rule is the same
     asking, seen = _probe_positions(max(sizes, default=8), device)
     nothing = torch.zeros((), dtype=torch.long, device=device)
     shown = mask_function(nothing, nothing, asking, seen)
@@ -160,12 +163,28 @@ def visibility_of(mask: Any) -> Visibility:
 def layer_shapes(model: Any) -> list[LayerShape]:
     """Shapes and rules of all layers that use transformers' attention interface, in the order they are computed."""
     found: list[LayerShape] = []
-    _register()
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     tokens = torch.arange(PROBE_TOKENS, device=next(model.parameters()).device)[None]
-    with torch.no_grad(), attending(base, NAME):
-        base(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, ajet_layers=found)
+    seen = None if tokens.is_meta else torch.ones_like(tokens)  # models ask whether a mask hides anything
+    with probing(base):
+        base(input_ids=tokens, attention_mask=seen, use_cache=False, ajet_layers=found)
     return found
+
+
+@contextmanager
+def probing(model: Any) -> Iterator[None]:
+    """Inside, the model shows its rules instead of attending, also if it has no weights (PyTorch's `meta` device)."""
+    from transformers import masking_utils
+
+    _register()
+    masks: Any = masking_utils
+    packed = masks.find_packed_sequence_indices
+    masks.find_packed_sequence_indices = lambda _positions: None  # there is one sequence, and `meta` has no values
+    try:
+        with torch.no_grad(), attending(model, NAME):
+            yield
+    finally:
+        masks.find_packed_sequence_indices = packed
 
 
 @contextmanager
@@ -204,7 +223,7 @@ def _show_rule(
         )
     rule = Rule.of(visibility_of(attention_mask), scaling, options)
     sizes = key_BGCD.shape[1], key_BGCD.shape[3], value_BGCD.shape[3]
-    ajet_layers.append(LayerShape(int(module.layer_idx), *sizes, rule))
+    ajet_layers.append(LayerShape(getattr(module, "layer_idx", None), *sizes, rule))
     batch, heads, queries = query_BHMD.shape[:3]
     return query_BHMD.new_zeros(batch, queries, heads, value_BGCD.shape[3]), None
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TINY = "tiny:"
-WITH_STATE = {"linear_attention", "conv", "mamba", "hybrid", "recurrent"}
-"""Kinds of layers, as transformers names them, that keep a state."""
 LOADING = threading.RLock()
 """Two threads often load tokenizer and weights at the same time, and transformers' lazy imports are circular: threads
 that enter such a circle from different ends would see half-initialised modules."""
@@ -62,18 +60,6 @@ class ModelSource:
 
         found = try_to_load_from_cache(self.path, "config.json")
         return Path(found).parent if isinstance(found, str) else None
-
-    def with_recurrent_state(self) -> str | None:
-        """The model's class, if some layers keep a recurrent or convolutional state beside, or instead of, keys and
-        values. None: every layer attends."""
-        config = self.config()
-        kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-        if getattr(model_class, "_is_stateful", False) or kinds & WITH_STATE:
-            return str(config.model_type if model_class is None else model_class.__name__)
-        return None
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer."""

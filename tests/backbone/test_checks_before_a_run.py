@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from ajet.backbone.checks import check_start
 from ajet.cli.main import main
 from ajet.config import make_config
 from ajet.schema.errors import ImportPathError
+from support.hybrids import hybrid_config
 
 CONF = """\
 ajet:
@@ -101,16 +101,16 @@ def test_a_run_refuses_it_before_pytorch_is_imported(name: str, here: Path) -> N
     assert done.returncode == 2, done.stderr
 
 
-def test_a_model_with_recurrent_state_is_refused_for_the_embedded_engine(
-    here: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("family", "why"), [("Qwen3.5", None), ("Granite 4", None), ("MiniMax", "keep their state")])
+def test_the_embedded_engine_says_which_models_it_can_serve(
+    family: str, why: str | None, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-    (here / "hybrid").mkdir()
-    settings = {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "vocab_size": 100, **layers}
-    (here / "hybrid" / "config.json").write_text(json.dumps(settings))
-    assert main(["validate", "c.yaml", "model.path=hybrid"]) == 2
+    config = hybrid_config(family)
+    config.save_pretrained(here / "hybrid")
+    main(["validate", "c.yaml", "model.path=hybrid"])
     error = capsys.readouterr().err
-    assert "can't serve Qwen3_5ForCausalLM" in error and "rollout.engine: vllm" in error
+    assert ("can't serve" in error) == (why is not None)
+    assert why is None or (why in error and "rollout.engine: vllm" in error)
     assert main(["validate", "c.yaml", "model.path=hybrid", "--backbone=verl"]) == 2
     assert "can't serve" not in capsys.readouterr().err
 

@@ -292,6 +292,11 @@ def with_adapters(model: Any, lora: LoraConfig) -> Any:
         raise ConfigError(f"ajet.model.lora.target_modules: {error}. This model's linear layers are {known}") from error
 
 
+READ_BY_KERNELS = {"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"}
+"""Kinds of models whose Mamba kernels read a weight past its layer, so PEFT takes no adapter there."""
+MAMBA_OUTPUT = "out_proj"
+
+
 def linear_modules(model: Any) -> list[str]:
     """Names of the layers that `all-linear` means: all but the output layer, and routers of experts.
 
@@ -299,11 +304,12 @@ def linear_modules(model: Any) -> list[str]:
     with the same name ending qualify, the ending is returned instead of them.
     """
     output = model.get_output_embeddings()
+    fused = MAMBA_OUTPUT if model.config.model_type in READ_BY_KERNELS else None
     qualified: dict[str, bool] = {}
     for name, module in model.named_modules():
         kind = type(module).__name__
         linear = kind == "Conv1D" or is_linear(module)
-        qualified[name] = linear and module is not output
+        qualified[name] = linear and module is not output and name.rpartition(".")[2] != fused
     endings: dict[str, list[str]] = {}
     for name in qualified:
         endings.setdefault(name.rpartition(".")[2], []).append(name)

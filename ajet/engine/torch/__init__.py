@@ -14,6 +14,7 @@ from ajet.schema.install import lazily
 if TYPE_CHECKING:
     from ajet.engine.torch.commands import TorchEngineSettings as TorchEngineSettings
     from ajet.engine.torch.engine import TorchEngine as TorchEngine
+    from ajet.engine.torch.runner import ServedShape as ServedShape
     from ajet.engine.torch.worker import CPU_SHARE as CPU_SHARE
     from ajet.engine.torch.worker import FULL_LENGTH_CACHE as FULL_LENGTH_CACHE
     from ajet.engine.torch.worker import GPU_SHARE as GPU_SHARE
@@ -24,6 +25,7 @@ __getattr__ = lazily(
         "CPU_SHARE": "worker",
         "FULL_LENGTH_CACHE": "worker",
         "GPU_SHARE": "worker",
+        "ServedShape": "runner",
         "TorchEngine": "engine",
         "TorchEngineSettings": "commands",
     },

@@ -58,8 +58,8 @@ PREFIX_TOKENS = 2048
 class StepLayout:
     """Where the tokens of one step belong: first those of the rows, then those of the chunks, in the given order.
 
-    `visibility` is that of each layer; without, all layers see everything before. With `apart`, every part is read by
-    itself: its result is then independent of what else is in the step.
+    `visibility` is that of each layer that attends; without, all see everything before. With `apart`, every part is
+    read by itself: its result is then independent of what else is in the step.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class StepLayout:
         apart: bool = False,
     ) -> None:
         self.visibility = visibility
+        self._attended = 0
         self.members: list[Member] = []
         start = 0
         for part in (*rows, *chunks):
@@ -95,6 +96,12 @@ class StepLayout:
     def positions(self) -> list[int]:
         """The position of each token in its sequence."""
         return [position for part, _ in self.members for position in range(part.context, part.end)]
+
+    def next_layer(self) -> int:
+        """The number of the layer that attends now. They count in the order in which they run: some models have layers
+        between them that don't attend, or run one attention module in several places."""
+        self._attended += 1
+        return self._attended - 1
 
     def rule(self, layer: int, scaling: float | None, options: dict[str, Any]) -> Rule:
         """The rule of a layer in this step: a window that cuts nothing off is none."""
@@ -237,8 +244,7 @@ def attention(
     """What transformers calls in every attention layer. `layout` arrives through the model's keyword arguments."""
     if layout is None:
         raise TypeError(f"{type(module).__name__} does not pass keyword arguments on to its attention function")
-    index: Any = module.layer_idx
-    layer = int(index)
+    layer = layout.next_layer()
     if getattr(module, "attn_temperature_tuning", False):
         query = _corrected(module, query, layout.positions)
     return layout.attend(layer, query, key, value, layout.rule(layer, scaling, options)), None

@@ -37,16 +37,57 @@ SLAB_SHARE = 4
 _origins = count()
 
 
+STATES = 2
+"""The states that memory is counted for, of each sequence: at its end, and at the end of its prompt."""
+
+
 class KVShape(NamedTuple):
-    """The shape of what is stored per token."""
+    """The shape of what is stored per token, and what is stored per sequence."""
 
     layers: int
     heads: int
     key_size: int
     value_size: int
+    state_bytes: int = 0
+    """Of the layers that keep a state from token to token, at one position."""
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         return self.layers * self.heads * (self.key_size + self.value_size) * dtype.itemsize
+
+    def state_tokens(self, dtype: torch.dtype) -> int:
+        """How many tokens' keys and values take as much memory as a sequence's states."""
+        return -(-STATES * self.state_bytes // self.bytes_per_token(dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """The state of one mixer, of one or several sequences (first dimension): what its convolution saw last, and what
+    its recurrence holds, by the numbers that transformers gives them."""
+
+    conv: dict[int, torch.Tensor] = field(default_factory=dict)
+    recurrent: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def together(cls, states: list[LayerState]) -> LayerState:
+        """A copy, as mixers write into it."""
+
+        def joined(parts: list[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor]:
+            return {number: torch.cat([part[number] for part in parts]) for number in parts[0]}
+
+        return cls(joined([state.conv for state in states]), joined([state.recurrent for state in states]))
+
+    def of(self, index: int) -> LayerState:
+        """One sequence's part."""
+        here = slice(index, index + 1)
+        return LayerState(*({key: each[here] for key, each in part.items()} for part in (self.conv, self.recurrent)))
+
+    def alone(self) -> LayerState:
+        """The same without the memory of the batch that it was computed in."""
+        return LayerState(*({key: each.clone() for key, each in part.items()} for part in (self.conv, self.recurrent)))
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.numel() * each.element_size() for each in (*self.conv.values(), *self.recurrent.values()))
 
 
 class Slab:
@@ -60,12 +101,10 @@ class Slab:
         self.values_LSHCD = zeros(shape.value_size)
         self.capacity = capacity
         self.slots = slots
+        self.tokens = slots * (capacity + shape.state_tokens(dtype))
+        """The memory it takes, in tokens."""
         self._free = list(range(slots))
         self._fresh = [True] * slots
-
-    @property
-    def tokens(self) -> int:
-        return self.slots * self.capacity
 
     @property
     def is_full(self) -> bool:
@@ -96,7 +135,7 @@ class KV:
     third, and none of them has been written since.
     """
 
-    __slots__ = ("_origins", "keys_LHCD", "lent", "slab", "slot", "values_LHCD")
+    __slots__ = ("_origins", "keep_at", "keys_LHCD", "lent", "slab", "slot", "states", "values_LHCD")
 
     def __init__(self, slab: Slab, slot: int) -> None:
         self.slab = slab
@@ -107,6 +146,10 @@ class KV:
         """(start, origin) of the tokens from `start` to the next start."""
         self.lent = 0
         """How many tokens from the start may be in other slots, too."""
+        self.states: dict[int, list[LayerState]] = {}
+        """Of the layers that keep a state: after so many tokens."""
+        self.keep_at = 0
+        """The position whose states are kept when the sequence goes on."""
 
     @property
     def capacity(self) -> int:
@@ -118,8 +161,30 @@ class KV:
         self.values_LHCD[:, :, :length] = source.values_LHCD[:, :, :length]
         self._origins = source._origins_before(length)
         self._origins.append((length, next(_origins)))
+        self.states = {position: states for position, states in source.states.items() if position <= length}
         self.lent = length
         source.lent = max(source.lent, length)
+
+    def take_states(self, before: int, after: int, states: list[LayerState]) -> None:
+        """The tokens from `before` to `after` are computed. What came before goes, unless it is to be kept."""
+        if before == 0:
+            self.states.clear()  # what older weights left
+        elif before != self.keep_at:
+            del self.states[before]
+        self.states[after] = [state.alone() for state in states] if after == self.keep_at else states
+
+    def last_state(self, length: int) -> int:
+        """The last position, up to `length`, whose states are there; 0 if there are none."""
+        return max((position for position in self.states if position <= length), default=0)
+
+    def go_on_from(self, start: int, keep_at: int) -> None:
+        """A sequence continues after `start` tokens, and will keep its states at another position."""
+        self.states = {position: states for position, states in self.states.items() if position == start}
+        self.keep_at = keep_at
+
+    def settle(self) -> None:
+        """The sequence is idle: its states must not hold the memory of the batch that they were computed in."""
+        self.states = {position: [each.alone() for each in states] for position, states in self.states.items()}
 
     def write_from(self, start: int) -> None:
         """Tokens from `start` on are about to be overwritten: they will differ from other slots' copies."""
@@ -151,6 +216,7 @@ class KVPool:
         self.dtype = dtype
         self.device = device
         self.max_tokens = max_tokens
+        self.state_tokens = shape.state_tokens(dtype)
         self.used_tokens = 0
         """In all slabs, free slots included."""
         self.peak_tokens = 0
@@ -174,7 +240,7 @@ class KVPool:
         return self._slabs[sizes[0]][0] if sizes else None
 
     def _new_slab(self, capacity: int) -> Slab | None:
-        room = (self.max_tokens - self.used_tokens) // capacity
+        room = (self.max_tokens - self.used_tokens) // (capacity + self.state_tokens)
         if room < 1:
             return None
         slots = max(1, min(SLAB_SLOTS, SLAB_TOKENS // capacity, room // SLAB_SHARE))
@@ -200,6 +266,7 @@ class KVPool:
         larger = self.allocate(max(tokens, int(kv.capacity * GROWTH)), limit) or self.allocate(tokens, limit)
         if larger is not None:
             larger.copy_prefix(kv, used)
+            larger.keep_at = kv.keep_at
             self.release(kv)
         return larger
 
@@ -234,6 +301,13 @@ class Sequence:
     def lendable(self) -> int:
         return self.computed if self.reusable is None else min(self.computed, self.reusable)
 
+    def lends(self, length: int, stateful: bool) -> int:
+        """How many of the first `length` tokens others may use now: with states, only up to where some are kept."""
+        most = min(length, self.lendable)
+        if not stateful:
+            return most
+        return 0 if self.kv is None else self.kv.last_state(most)
+
 
 class Match(NamedTuple):
     """The sequence that shares most with a prompt, and how many tokens they share."""
@@ -245,8 +319,9 @@ class Match(NamedTuple):
 class PrefixCache:
     """Finds sequences by their tokens, and keeps the idle ones."""
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, *, stateful: bool = False) -> None:
         self._version = version
+        self._stateful = stateful
         self._by_block: dict[int, dict[Sequence, None]] = {}
         self._idle: OrderedDict[Sequence, None] = OrderedDict()
 
@@ -264,10 +339,12 @@ class PrefixCache:
                 break
             holders = deeper
         best: Match | None = None
+        best_rank = (0, 0)
         for sequence in list(reversed(holders))[:CANDIDATES]:
             match = Match(sequence, common_prefix(sequence.tokens, tokens))
-            if best is None or (match.length, sequence.lendable) > (best.length, best.sequence.lendable):
-                best = match
+            rank = match.length, sequence.lends(match.length, self._stateful)
+            if best is None or rank > best_rank:
+                best, best_rank = match, rank
         return best
 
     def register(self, sequence: Sequence) -> None:
@@ -292,6 +369,8 @@ class PrefixCache:
 
     def retire(self, sequence: Sequence) -> None:
         """The sequence's reply is finished: keep it until memory is needed."""
+        if sequence.kv is not None:
+            sequence.kv.settle()
         self._idle[sequence] = None
 
     def is_idle(self, sequence: Sequence) -> bool:

@@ -1,8 +1,8 @@
 """`Runner`: one forward pass over the new tokens of many sequences; returns the logits that replies are drawn from.
 
 When it is made, it checks whether the model can be served: the model must compute attention through transformers'
-interface, with keys of the same shape in all layers, and give the logits of its own forward pass, beyond every window
-that one of its layers has.
+interface, with keys of the same shape in all layers that attend, and keep the states of the others in transformers'
+cache; and the engine must give the logits of the model's own forward pass, beyond every window that a layer has.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from ajet.engine.attention_rules import REFUSALS, LayerShape, describe_refusal, 
 from ajet.engine.torch.attention import StepLayout, serving
 from ajet.engine.torch.kv_cache import KVPool, KVShape
 from ajet.engine.torch.readers import PassPart
+from ajet.engine.torch.states import Mixer, StepStates, goes_on, mixers_of, mixing
 from ajet.schema.chat import Sampling
 from ajet.schema.errors import FeatureUnavailableError
 
+WITH_STATE = {"linear_attention", "conv", "mamba", "hybrid", "recurrent"}
+"""Kinds of layers, as transformers names them, that keep a state."""
 PROBE_TOKENS = 24
 """Tokens of the comparison, beyond the longest window."""
 COMPARED = 4
@@ -53,9 +56,10 @@ class Runner:
         config: Any = model.config.get_text_config()
         self.vocabulary = int(config.vocab_size)
 
-        layers = _layers(model)
-        self.kv_shape = _kv_shape(model, layers)
-        self.visibility = [layer.rule.visibility for layer in layers]
+        shape = ServedShape.of(model)
+        self.kv_shape = shape.kv
+        self.mixers = [mixer if goes_on(mixer, model) else mixer._replace(by_token=True) for mixer in shape.mixers]
+        self.visibility = [layer.rule.visibility for layer in shape.layers]
         windows = [seen.size for seen in self.visibility if longest is None or seen.hides_within(longest)]
         _check_against_own_forward(self, max(windows, default=0) + PROBE_TOKENS)
 
@@ -96,7 +100,7 @@ class Runner:
         picked = torch.tensor(picks, dtype=torch.long, device=device)
         if self._picks_logits:
             extra["logits_to_keep"] = picked
-        with serving(self.model):
+        with serving(self.model), mixing(self.mixers, StepStates(layout.members, apart=layout.apart)):
             output = self.model(
                 input_ids=torch.tensor([tokens], device=device),
                 position_ids=torch.tensor([positions], device=device),
@@ -124,24 +128,43 @@ def _unservable(model: PreTrainedModel, why: str) -> FeatureUnavailableError:
     )
 
 
-def _layers(model: PreTrainedModel) -> list[LayerShape]:
-    """All layers in their order."""
-    if (kind := length_dependent_rope(model)) is not None:
-        raise _unservable(model, f"its rotary embedding ({kind}) depends on the length of a batch")
-    try:
-        layers = sorted(layer_shapes(model), key=lambda layer: layer.layer)
-    except REFUSALS as error:
-        raise _unservable(model, describe_refusal(model, error)) from error
-    if [layer.layer for layer in layers] != list(range(len(layers))) or not layers:
-        raise _unservable(model, "not every layer computes its attention through transformers' attention interface")
-    return layers
+class ServedShape(NamedTuple):
+    """What the engine has to store of a model, which may be on PyTorch's `meta` device."""
+
+    layers: list[LayerShape]
+    """Those that attend, in the order they run."""
+    mixers: list[Mixer]
+    """Those that keep a state."""
+    kv: KVShape
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> ServedShape:
+        """Raises a `FeatureUnavailableError` that says why the model can't be served."""
+        if (kind := length_dependent_rope(model)) is not None:
+            raise _unservable(model, f"its rotary embedding ({kind}) depends on the length of a batch")
+        try:
+            layers, mixers = layer_shapes(model), mixers_of(model)
+        except REFUSALS as error:
+            raise _unservable(model, describe_refusal(model, error)) from error
+        if (kinds := _kept_elsewhere(model, [mixer.layer for mixer in mixers])) is not None:
+            raise _unservable(model, f"its layers of type {kinds} keep their state outside transformers' cache")
+        if mixers and not layers:
+            raise _unservable(model, "none of its layers attends")
+        if not layers or not (mixers or [layer.layer for layer in layers] == list(range(len(layers)))):
+            why = "not every layer computes its attention through transformers' attention interface"
+            raise _unservable(model, why)
+        shapes = {(layer.key_heads, layer.key_size, layer.value_size) for layer in layers}
+        if len(shapes) != 1:
+            raise _unservable(model, "its layers have keys of different shapes")
+        return cls(layers, mixers, KVShape(len(layers), *shapes.pop(), sum(mixer.state_bytes for mixer in mixers)))
 
 
-def _kv_shape(model: PreTrainedModel, layers: list[LayerShape]) -> KVShape:
-    shapes = {(layer.key_heads, layer.key_size, layer.value_size) for layer in layers}
-    if len(shapes) != 1:
-        raise _unservable(model, "its layers have keys of different shapes")
-    return KVShape(len(layers), *shapes.pop())
+def _kept_elsewhere(model: PreTrainedModel, mixers: list[int]) -> str | None:
+    """The types of layers that should have a state, and showed none."""
+    config: Any = model.config.get_text_config()
+    types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
+    missing = {str(kind) for layer, kind in enumerate(types) if layer not in mixers and kind in WITH_STATE}
+    return ", ".join(sorted(missing)) or None
 
 
 def _check_against_own_forward(runner: Runner, length: int) -> None:
@@ -151,7 +174,8 @@ def _check_against_own_forward(runner: Runner, length: int) -> None:
     keep: dict[str, Any] = {"logits_to_keep": COMPARED} if runner._picks_logits else {}
     with torch.inference_mode():
         own = model(input_ids=torch.tensor([tokens], device=device), use_cache=False, **keep).logits[0, -COMPARED:]
-    pool = KVPool(runner.kv_shape, runner.dtype, device, 4 * length + 1024)
+    states = runner.kv_shape.state_tokens(runner.dtype)
+    pool = KVPool(runner.kv_shape, runner.dtype, device, 4 * (length + states) + 1024)
     first, second = pool.allocate(length, 2 * length), pool.allocate(length, 2 * length)
     assert first is not None and second is not None
     other = tokens[::-1]

@@ -95,7 +95,8 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.max_running = max_running
         self.tokens_per_step = tokens_per_step
-        self.cache = PrefixCache(version)
+        self._stateful = pool.shape.state_bytes > 0
+        self.cache = PrefixCache(version, stateful=self._stateful)
         self.version = version
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
@@ -134,6 +135,8 @@ class Scheduler:
         sequence = job.sequence
         assert sequence.kv is not None
         count = min(job.pending, budget)
+        if self._stateful and sequence.computed < sequence.kv.keep_at:
+            count = min(count, sequence.kv.keep_at - sequence.computed)
         tokens = sequence.tokens[sequence.computed : sequence.computed + count]
         return Work(PassPart(sequence.kv, sequence.computed, count), tokens, draws=count == job.pending)
 
@@ -216,7 +219,9 @@ class Scheduler:
         shared = 0
         if match is not None:
             wanted = min(match.length, len(tokens) - 1)
-            shared = min(wanted, match.sequence.lendable)
+            shared = match.sequence.lends(wanted, self._stateful)
+            if self._stateful and match.sequence.kv is not None:  # it will have states there, and nowhere before
+                wanted = match.sequence.kv.keep_at if match.sequence.kv.keep_at <= wanted else shared
             busy = any(other.sequence is match.sequence and other.pending > 1 for other in self.running)
             if (
                 busy
@@ -247,6 +252,9 @@ class Scheduler:
         sequence.computed = shared
         if self._deterministic:
             sequence.reusable = len(tokens) - len(tokens) % CHUNK
+        # an equal prompt needs the last token's logits, so its states are of use before that token
+        keep_at = len(job.draw_state.prompt) - 1 if sequence.reusable is None else sequence.reusable
+        sequence.kv.go_on_from(shared, keep_at)
         job.sequence = sequence
         if not job.draw_state.drawn:
             job.cached_tokens = shared

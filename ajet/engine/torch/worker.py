@@ -32,7 +32,7 @@ from ajet.engine.torch.commands import (
     Ticket,
     TorchEngineSettings,
 )
-from ajet.engine.torch.kv_cache import KVPool, Sequence
+from ajet.engine.torch.kv_cache import STATES, KVPool, Sequence
 from ajet.engine.torch.runner import DrawState, Runner, Work, draw_tokens
 from ajet.engine.torch.scheduler import CHUNK, DoesNotFitError, Job, Scheduler, Step
 from ajet.schema.chat import Completion, TokenChunk
@@ -372,19 +372,22 @@ wasted."""
 def kv_budget(runner: Runner, settings: TorchEngineSettings) -> int:
     """How many tokens of keys and values to keep: by `kv_cache_gb`, or by a share of the memory that is free now."""
     size = runner.kv_shape.bytes_per_token(runner.dtype)
+    longest = settings.max_model_len + runner.kv_shape.state_tokens(runner.dtype)
     if settings.kv_cache_gb is not None:
         tokens = int(settings.kv_cache_gb * 1e9 / size)
     else:
         share = GPU_SHARE if runner.device.type == "cuda" else CPU_SHARE
         tokens = min(
             int(free_bytes(runner.device) * share / size),
-            FULL_LENGTH_CACHE * settings.max_num_seqs * settings.max_model_len,
+            FULL_LENGTH_CACHE * settings.max_num_seqs * longest,
         )
-    if tokens < settings.max_model_len:
+    if tokens < longest:
+        states = runner.kv_shape.state_bytes
         raise EngineError(
             f"the memory for keys and values holds {tokens} tokens, less than one conversation of max_model_len="
-            f"{settings.max_model_len}: raise rollout.kv_cache_gb (a token takes {size} bytes) or lower "
-            "rollout.max_model_len"
+            f"{settings.max_model_len}: raise rollout.kv_cache_gb (a token takes {size} bytes"
+            + (f", and a conversation's states {STATES * states} more" if states else "")
+            + ") or lower rollout.max_model_len"
         )
     return tokens
 
