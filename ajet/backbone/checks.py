@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.schema.task import Task
 
-log = logging.getLogger("ajet.backbone.checks")
+log = logging.getLogger(__name__)
 
 KEY = "ajet.model.path"
 ELSEWHERE = ("remote", "outside")
@@ -50,14 +50,20 @@ def check_start(config: Config) -> None:
         raise ConfigError(f"{KEY}: {error}") from error
 
 
+def formulas(config: Config) -> tuple[str, str]:
+    """What the loss and the estimator are called: one of our names, or where your own is."""
+    algorithm = config.ajet.trainer_common.algorithm
+    return algorithm.policy_loss, algorithm.adv_estimator
+
+
 def check_formulas(config: Config) -> None:
     """Try your own loss and estimator on a made-up batch, if the run trains. Raises a `UserError`."""
-    algorithm = config.ajet.trainer_common.algorithm
     if config.ajet.backbone not in TRAINING:
         return
-    if "->" in algorithm.adv_estimator:
+    loss, estimator = formulas(config)
+    if "->" in estimator:
         try_estimator(credit_settings(config).estimator)
-    if "->" in algorithm.policy_loss:
+    if "->" in loss:
         try_policy_loss(loss_settings(config))
 
 

@@ -419,10 +419,10 @@ def _termination_like_interrupt() -> Iterator[None]:
 
 def _user_files(config: Config) -> list[Path]:
     """The user's source files named in the config."""
+    from ajet.backbone.checks import formulas
+
     ajet = config.ajet
-    named = [ajet.rollout.user_workflow, ajet.task_judge.judge_protocol, ajet.task_reader.type]
-    algorithm = ajet.trainer_common.algorithm
-    named += [algorithm.policy_loss, algorithm.adv_estimator]
+    named = [ajet.rollout.user_workflow, ajet.task_judge.judge_protocol, ajet.task_reader.type, *formulas(config)]
     if ajet.rollout.environment is not None:
         named.append(ajet.rollout.environment.source)
     if ajet.rollout.agent is not None:

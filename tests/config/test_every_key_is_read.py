@@ -46,7 +46,7 @@ def read_on(backbone: str) -> set[str]:
     without += [module for module in SOURCES if module.startswith("ajet.cli.") and module != "ajet.cli.main"]
     without += [*STAND_INS, "ajet.backbone.trainer_api", "ajet.backbone.memory"]  # before a run, not in it
     if backbone in ("debug", "prompt"):
-        without += ["ajet.backbone.checks.check_formulas"]  # of what trains weights
+        without += ["ajet.backbone.checks.check_formulas", "ajet.backbone.checks.formulas"]  # of what trains weights
     if backbone in ("verl", "trinity"):
         without += OWN_ENGINE  # their engines are made elsewhere
     if backbone == "local":
