@@ -145,10 +145,10 @@ def test_a_killed_server_comes_back_with_the_newest_weights_and_no_episode_is_lo
     monkeypatch.setenv("AJET_TEST_KILL", str(tmp_path / "order"))
     update = Updater.update
 
-    def kill_then_update(self: Updater, *arguments: Any) -> dict[str, float]:
+    def kill_then_update(self: Updater, *arguments: Any, **named: Any) -> dict[str, float]:
         if self.updates == 1:
             os.kill([body["pid"] for name, body in told(tmp_path) if name == "start"][-1], signal.SIGKILL)
-        return update(self, *arguments)
+        return update(self, *arguments, **named)
 
     monkeypatch.setattr(Updater, "update", kill_then_update)
     code, experiment = train(tmp_path, "Killer")
@@ -168,10 +168,10 @@ def test_the_order_of_calls_on_one_gpu_and_an_adapter_for_each_version(
     pytest.importorskip("peft")
     update = Updater.update
 
-    def noted(self: Updater, *arguments: Any) -> dict[str, float]:
+    def noted(self: Updater, *arguments: Any, **named: Any) -> dict[str, float]:
         with (tmp_path / "told").open("a") as stream:
             stream.write(json.dumps(["train", {}]) + "\n")
-        return update(self, *arguments)
+        return update(self, *arguments, **named)
 
     monkeypatch.setattr(Updater, "update", noted)
     code, experiment = train(
@@ -218,10 +218,10 @@ def test_episodes_of_the_next_step_are_drawn_while_one_is_trained(
     """
     update = Updater.update
 
-    def wait_for_the_next(self: Updater, *arguments: Any) -> dict[str, float]:
+    def wait_for_the_next(self: Updater, *arguments: Any, **named: Any) -> dict[str, float]:
         if self.updates < 3:
             wait_until(lambda: (tmp_path / f"began_{self.updates + 2}").exists(), seconds=120)
-        return update(self, *arguments)
+        return update(self, *arguments, **named)
 
     monkeypatch.setattr(Updater, "update", wait_for_the_next)
     monkeypatch.setenv("AJET_TEST_BEGAN", str(tmp_path))
