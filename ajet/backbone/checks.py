@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ajet.backbone.own_formulas import try_estimator, try_policy_loss
 from ajet.backbone.plan import imitates_a_file
 from ajet.backbone.training_settings import credit_settings, loss_settings
 from ajet.config.contradictions import TRAINING
@@ -20,7 +21,6 @@ from ajet.engine.model_source import TINY, ModelSource
 from ajet.schema.errors import ConfigError, FeatureUnavailableError
 from ajet.schema.install import TRAIN, install_command, missing_for_training
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
-from ajet.trainer.own_formulas import try_estimator, try_policy_loss
 
 if TYPE_CHECKING:
     from ajet.config import Config

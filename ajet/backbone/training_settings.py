@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ajet.backbone.own_formulas import find_estimator, find_policy_loss
 from ajet.schema.errors import FeatureUnavailableError
 from ajet.trainer.credit import Baseline, CreditSettings, LossNorm, Overlong, ZeroVariance
-from ajet.trainer.own_formulas import find_estimator, find_policy_loss
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -19,8 +19,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ajet.config.kinds import ESTIMATORS, LOSSES, Kinds, load
 from ajet.schema.errors import ImportPathError, OwnFormulaError, UserError
 from ajet.schema.user_code import load_symbol
-from ajet.trainer.credit import AdvantageEstimator, CallSummary, CreditSettings, EpisodeSummary, compute_credit
-from ajet.trainer.credit.baselines import Comparison
+from ajet.trainer.credit import (
+    AdvantageEstimator,
+    CallSummary,
+    Comparison,
+    CreditSettings,
+    EpisodeSummary,
+    compute_credit,
+)
 
 if TYPE_CHECKING:
     from ajet.trainer.loss import LossSettings, LossTokens, PolicyLoss, TokenLoss
