@@ -545,6 +545,11 @@ def test_two_attempts_are_compared(viewer: Viewer, open_page: Open, shoot: Shoot
     page = open_page(viewer, f"/x/{EXPERIMENT}/group/{row['group_id']}")
     settled(page)
     page.get_by_role("link", name="Differences").click()
+    expect(page).to_have_url(re.compile(f"a=.*&b={row['episode_id']}"))  # the best against the worst
+    shortest = min(
+        store_of(viewer).page(EpisodeFilter(group=row["group_id"], reward_min=1.0))[0], key=lambda best: best["tokens"]
+    )
+    page.get_by_label("Attempt on the left").select_option(shortest["episode_id"])
     expect(page.locator("#verdict")).to_contain_text(re.compile("the first difference is in message [45]"))
     for side, kind in (("left", "del"), ("right", "ins")):
         expect(page.get_by_label(f"Attempt on the {side}")).to_be_visible()
