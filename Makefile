@@ -97,7 +97,9 @@ wheel: env  ## build the wheel into dist/
 
 pictures: env  ## take the viewer's pictures of the docs anew (needs Chromium)
 	rm -rf $(PICTURES) && mkdir -p $(PICTURES)
-	AJET_SCREENSHOTS=$(PICTURES) $(BIN)/python -m pytest -q tests/observe/viewer/test_browser.py
+	AJET_SCREENSHOTS=$(PICTURES) $(BIN)/python -m pytest -q tests/observe/viewer/test_browser.py tests/observe/viewer/test_markdown.py
+	$(BIN)/ajet --conf configs/quickstart.yaml --exp-dir $(PICTURES)/runs experiment_name=sums trainer_common.total_training_steps=30 --quiet
+	$(BIN)/python benchmarks/_viewer_picture.py $(PICTURES)/runs /x/sums $(PICTURES)/overview.png 1280x1400
 	$(BIN)/ajet --conf tutorial/example_prompt_tuning/prompt_tuning.yaml --backbone=prompt prompt_tuning.rounds=5 experiment_name=rooms --exp-dir $(PICTURES)/runs --quiet
 	$(BIN)/python benchmarks/_viewer_picture.py $(PICTURES)/runs /x/rooms-prompt/candidates $(PICTURES)/candidates.png 1280x1250
 	$(BIN)/ajet --conf tutorial/example_frozenlake/frozenlake.yaml --backbone=debug --exp-dir $(PICTURES)/runs experiment_name=lake \

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ajet.schema import __version__
 
 if TYPE_CHECKING:
-    from ajet.backbone.trainer_api import Trainer
+    from ajet.backbone.trainer_api import Trainer, evaluate
     from ajet.compat.agentjet import AgentJetJob
     from ajet.observe.tracing import emit_annotation, emit_exception, emit_message, emit_object, emit_reward, operation
     from ajet.schema.resources import LLM, PromptTemplate
@@ -41,6 +41,7 @@ __all__ = [
     "emit_message",
     "emit_object",
     "emit_reward",
+    "evaluate",
     "operation",
     "rollout",
 ]
@@ -61,6 +62,7 @@ _HOMES = {
     "emit_message": "ajet.observe.tracing",
     "emit_object": "ajet.observe.tracing",
     "emit_reward": "ajet.observe.tracing",
+    "evaluate": "ajet.backbone.trainer_api",
     "operation": "ajet.observe.tracing",
     "rollout": "ajet.task_runner.workflow",
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -31,7 +32,7 @@ COMMANDS = {
     "grpo_step": [PYTHON, "benchmarks/grpo_step.py", "--model", "{kept}/model", "--threads", "1"],
     "demo": [PYTHON, "-m", "ajet", "--conf", "configs/quickstart.yaml", "--exp-dir", "{fresh}", "--quiet"],
 }
-"""Timed as a whole. `grpo_step` and `gateway` also print figures of their own, which `printed` reads."""
+"""Timed as a whole. `tracker`, `grpo_step` and `gateway` also print figures of their own, which `printed` reads."""
 
 
 def checkout(commit: str, folder: Path) -> Path:
@@ -45,6 +46,7 @@ def run(name: str, tree: Path, kept: Path) -> dict[str, float]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "benchmarks")]),
         "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "",  # an installed package is compiled, too
     }
     with tempfile.TemporaryDirectory() as fresh:
         command = [part.format(kept=kept, fresh=fresh) if "{" in part else part for part in COMMANDS[name]]
@@ -60,6 +62,9 @@ def run(name: str, tree: Path, kept: Path) -> dict[str, float]:
 
 
 def printed(name: str, text: str) -> dict[str, float]:
+    if name == "tracker":  # a commit may measure more than the other, so the whole tells little
+        rows = re.findall(r"^(\S+) (\d+) \{.*'cpu_s': ([\d.]+)", text, re.MULTILINE)
+        return {f"{shape}_{turns}_turns": float(seconds) for shape, turns, seconds in rows}
     if name not in ("grpo_step", "gateway"):
         return {}
     said = json.loads(text[text.index("{\n") :])

@@ -116,7 +116,8 @@ def page_seconds(runs: Path, names: list[str]) -> dict[str, float]:
             page = browser.new_page()
             page.goto(url)
             found = {
-                name: statistics.median(_opened(page, f"{base}/x/{name}") for _ in range(OPENINGS)) for name in names
+                name: statistics.median(_opened(page, f"{base}/x/{name}/charts") for _ in range(OPENINGS))
+                for name in names
             }
             browser.close()
         return found

@@ -8,6 +8,8 @@ shorter than the sequences. The model's own forward pass over plain rows is the 
 - rows: the same for padded batches of rows, against each row alone
 - LoRA: the same as tree (or rows, where there are no trees) for the adapters' weights
 - bf16: whether trees pass the check before a run, and whether the engine takes the model, in bfloat16
+- plan: of models that keep a state, in twice as many and four times as wide layers: what the memory plan says of a pass
+  through four rows of 512 tokens (Mamba 1: of 64), against the peak of PyTorch's allocator, with all activations kept
 
     python benchmarks/model_families.py [--only PART_OF_A_NAME]     # writes the figures and the table in the docs
 """
@@ -24,6 +26,7 @@ from typing import Any
 
 import torch
 from common import write_result
+from torch.profiler import ProfilerActivity, profile
 from tree_training import VOCAB, best_of, forgetful, group, items_for
 
 from ajet.backbone.local.learner import linear_modules
@@ -33,14 +36,15 @@ from ajet.engine.torch.readers import PassPart
 from ajet.engine.torch.runner import Runner, Work
 from ajet.schema.errors import FeatureUnavailableError
 from ajet.trainer.executor import check_trees, tree_support
-from ajet.trainer.forward import Forward, PackForward, RowForward
+from ajet.trainer.footprint import MAMBA_1, Pass, pass_bytes
+from ajet.trainer.forward import Entropy, Forward, PackForward, RowForward
 from ajet.trainer.pack import Item, Layout, make_packs
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 from support.hybrids import HYBRIDS
 
-PAGE = ROOT / "docs" / "benchmarks" / "training.md"
+PAGE = ROOT / "docs" / "dev" / "checks.md"
 MARK, END = "<!-- written by benchmarks/model_families.py -->", "<!-- until here -->"
 WINDOW = 16
 """Tokens of every window; paths have up to 70."""
@@ -181,6 +185,60 @@ def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
     return float(off / torch.stack([b.norm() for b in other]).norm())
 
 
+WIDER: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 8,
+    "head_dim": 32,
+    "attention_hidden_size": 256,
+    "attention_head_dim": 64,
+    "mamba_d_head": 32,
+    "mamba_headdim": 32,
+    "vocab_size": 2048,
+}
+
+
+def wider(family: str) -> Any:
+    """The configuration of a hybrid whose layers outweigh what is around them."""
+    from transformers import AutoConfig
+
+    kind, options = HYBRIDS[family]
+    settings = {**COMMON, **options}
+    settings |= {key: size for key, size in WIDER.items() if settings.get(key) is not None}
+    if kind == "mamba2":
+        settings["head_dim"] = 32
+    if kind == "falcon_h1":
+        settings["mamba_d_head"] = 8
+    for key in ("layer_types", "layers_block_type"):
+        settings |= {key: settings[key] * 2} if key in settings else {}
+    return AutoConfig.for_model(kind, **{key: value for key, value in settings.items() if value is not None})
+
+
+def plan_difference(family: str) -> float:
+    """Of the planned bytes of a pass, relative to those that it takes."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    torch.manual_seed(0)
+    model = auto.from_config(wider(family)).eval()
+    with torch.device("meta"):
+        planned = auto.from_config(wider(family)).eval()
+    by_token = any(hasattr(model.config, key) for key in MAMBA_1)
+    (pack,) = make_packs(items_for(group(4, 1, *((52, 8, 13) if by_token else (491, 20, 22)))), Layout.MERGED)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        forward = RowForward(budget=len(pack), chunk=100)
+        forward(model, pack, entropy=Entropy.VALUE).logprob_E.sum().backward()  # type: ignore[no-untyped-call]
+    now = peak = 0
+    for event in recorded.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    taken = peak + sum(parameter.nbytes for parameter in model.parameters())
+    return pass_bytes(planned, Pass(len(pack), len(pack.edges), logits_chunk=100)) / taken - 1
+
+
 ALONE = RowForward(budget=1)
 """Every row by itself."""
 
@@ -243,6 +301,8 @@ def check(family: str) -> dict[str, Any]:
     forward, layout = (PackForward(), Layout.TREE) if tree else (RowForward(), Layout.MERGED)
     row["lora"] = distance(gradient(model, forward, layout), gradient(model, ALONE, Layout.FLAT))
     model = model_of(family, torch.bfloat16)
+    if family in HYBRIDS:
+        row["plan"] = plan_difference(family)
     row["bf16_tree"] = tree and check_trees(model, calls()) is None
     try:
         Runner(model)
@@ -253,11 +313,11 @@ def check(family: str) -> dict[str, Any]:
 
 
 def table(figures: dict[str, dict[str, Any]]) -> str:
-    """In Markdown: the families that share branches, the largest differences, and why the others don't."""
-    shared = {family: row for family, row in figures.items() if row["no_tree"] is None}
+    """In Markdown: the families that share branches, the largest differences, and the others one by one."""
+    shared = {family: row for family, row in figures.items() if row["no_tree"] is None and family not in HYBRIDS}
     named = []
     for family, row in shared.items():
-        special = [*row.get("rules", []), *(["no engine"] if "no_engine" in row else [])]
+        special = ["no engine"] if "no_engine" in row else []
         special += [f"not {what} in bfloat16" for what in ("tree", "engine") if not row[f"bf16_{what}"]]
         named.append(f"{family} ({', '.join(special)})" if special else family)
     largest = {what: max(row[what] for row in shared.values()) for what in ("engine", "tree", "rows", "lora")}
@@ -268,15 +328,24 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
         "|---|---|---|---|---|",
         f"| of these families | {' | '.join(f'{value:.0e}' for value in largest.values())} |",
         "",
-        "| only as rows | why | engine | rows | LoRA |",
-        "|---|---|---|---|---|",
+        "| only as rows, because | not in the engine | rows | LoRA |",
+        "|---|---|---|---|",
     ]
+    reasons: dict[str, dict[str, dict[str, Any]]] = {}
     for family, row in figures.items():
-        if family not in shared:
+        if family not in shared and family not in HYBRIDS:
             whose = "its " if "'s " in row["no_tree"] else "it "
             why = re.sub(r"^\w+(ForCausalLM|Attention)('s)? ", whose, row["no_tree"])
-            cells = [cell(row[name]) if name in row else "no" for name in ("engine", "rows", "lora")]
-            lines.append(f"| {family} | {why} | {' | '.join(cells)} |")
+            reasons.setdefault(re.sub(r" \([\w., ]+\)", "", why), {})[family] = row
+    for why, rows in reasons.items():
+        found = [max(row[name] for row in rows.values()) for name in ("rows", "lora")]
+        lines.append(f"| {why} | {'; '.join(rows)} | {' | '.join(map(cell, found))} |")
+    lines += ["", "| keeps a state | engine | trees | rows | LoRA | plan |", "|---|---|---|---|---|---|"]
+    for family in HYBRIDS:
+        row = figures[family]
+        cells = [cell(row[name]) if name in row else "no" for name in ("engine", "tree", "rows", "lora")]
+        percent = round(100 * row["plan"])
+        lines.append(f"| {family} | {' | '.join(cells)} | {f'{percent:+}' if percent else 0} % |")
     return "\n".join(lines)
 
 

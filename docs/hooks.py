@@ -1,5 +1,6 @@
 """What MkDocs does besides reading `docs/`: the tutorials' READMEs, which live beside their code, are pages, too; and
-`llms.txt` lists all pages, as plain Markdown beside the site, for programs that read it."""
+`llms.txt` lists all pages, as plain Markdown beside the site, for programs that read it. The board is drawn from its
+records."""
 
 from __future__ import annotations
 
@@ -9,7 +10,11 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from ajet.observe.board_matrix import read_matrix
+from ajet.observe.board_page import board_html
+
 ROOT = Path(__file__).parents[1]
+BOARD_HERE = "<!-- board -->"
 _texts: dict[str, str] = {}
 """The pages' Markdown, by their place."""
 
@@ -30,6 +35,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     else:
         markdown = markdown.replace("](../tutorial/", "](tutorial/")
     _texts[place] = markdown
+    if BOARD_HERE in markdown:
+        folder = ROOT / "benchmarks" / "board"
+        markdown = markdown.replace(BOARD_HERE, board_html(read_matrix(folder / "board.yaml"), folder / "records"))
     return markdown
 
 

@@ -26,7 +26,6 @@ SMALL_FOR_A_REASON = {
     "backbone/ray/verl/client": "needs verl, and the engine that it is for doesn't",
     "backbone/ray/verl/driver": "a program of its own",
     "backbone/ray/verl/plugin": "runs in every process of verl's",
-    "cli/eval": "a command",
     "engine/vllm/in_worker/ajet_in_vllm": "loaded by vLLM, by name",
     "prompt_tuning/best_of": "a kind of optimiser",
     "schema/span": "a public contract",
@@ -54,6 +53,7 @@ OPENS = {
 OPENS_ELSEWHERE = {
     "backbone/ray/start": "Ray's own processes, and whether its head answers",
     "backbone/ray/watcher": "the child that trains, with its log",
+    "cli/bench": "runs ajet itself, once for each cell of a matrix",
     "cli/runner": "the user's program beside a runner",
     "cli/serve": "asks another interpreter what it has",
     "compat/agentjet": "runs the ajet command",

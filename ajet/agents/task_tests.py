@@ -37,7 +37,7 @@ LARGEST_FOLDER = 512 << 20
 async def bring_files(sandbox: Sandbox, metadata: Mapping[str, Any], base_dirs: Sequence[str | Path] = ()) -> None:
     """Put the task's folder, files and tests into the workspace."""
     if metadata.get("folder"):
-        packed = await asyncio.to_thread(_packed, _found(metadata["folder"], base_dirs))
+        packed = await asyncio.to_thread(packed_folder, _found(metadata["folder"], base_dirs))
         result = await sandbox.exec(["tar", "-xf", "-"], stdin=packed)
         if result.exit_code:
             raise TaskDataError(f"the task's `folder` can't be copied into the sandbox: {said(result)}")
@@ -95,7 +95,7 @@ def _found(folder: Any, base_dirs: Sequence[str | Path]) -> Path:
     )
 
 
-def _packed(folder: Path) -> bytes:
+def packed_folder(folder: Path) -> bytes:
     """The folder's content as an archive. File owners are dropped, as they mean nothing in the sandbox."""
     packed = io.BytesIO()
 

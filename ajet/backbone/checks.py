@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,10 +18,13 @@ from ajet.backbone.own_formulas import try_estimator, try_policy_loss
 from ajet.backbone.plan import imitates_a_file
 from ajet.backbone.training_settings import credit_settings, loss_settings
 from ajet.config.contradictions import TRAINING
-from ajet.engine.model_source import TINY, ModelSource
+from ajet.config.effects import recipe_line
+from ajet.engine.layers import one_layer_of_each_kind
+from ajet.engine.model_source import ModelSource, known_shapes
 from ajet.schema.errors import ConfigError, FeatureUnavailableError
 from ajet.schema.install import TRAIN, install_command, missing_for_training
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+from ajet.task_reader.overlap import FILES, overlap_lines
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -48,6 +52,14 @@ def check_start(config: Config) -> None:
         ModelSource.resolve(config.ajet.model.path)
     except ConfigError as error:
         raise ConfigError(f"{KEY}: {error}") from error
+
+
+def recipe(config: Config) -> str | None:
+    """What the recipe of a training run sets, in one line; None if there is none."""
+    named = config.ajet.trainer_common.algorithm.recipe
+    if named is None or config.ajet.backbone not in TRAINING:
+        return None
+    return recipe_line(config.ajet, named)
 
 
 def formulas(config: Config) -> tuple[str, str]:
@@ -86,7 +98,18 @@ def read_tasks(config: Config) -> RunTasks:
     if config.ajet.task_runner.wrapper_type == "outside":
         return RunTasks([], [])
     reader = build_reader(config)
-    return RunTasks([] if imitates_a_file(config) else read_training_tasks(reader), read_validation_tasks(reader))
+    training = [] if imitates_a_file(config) else read_training_tasks(reader)
+    tasks = RunTasks(training, read_validation_tasks(reader))
+    for warning in repeated(config, *tasks):
+        log.warning(warning)
+    return tasks
+
+
+def repeated(config: Config, training: Sequence[Task], validation: Sequence[Task]) -> Iterator[str]:
+    """A warning if tasks of files are both trained on and validated on."""
+    if config.ajet.task_reader.type in FILES:
+        for label, text in overlap_lines(training, validation, near=False):
+            yield f"{label}: {text}; validation measures memory there. `ajet tasks check` looks for more"
 
 
 def model_problems(config: Config, engine: str) -> Iterator[str]:
@@ -97,6 +120,7 @@ def model_problems(config: Config, engine: str) -> Iterator[str]:
     except ConfigError as error:
         yield f"{KEY}: {error}"
         return
+    yield from model_answers(config, engine).problems
     folder = source.folder()
     if folder is None:
         return  # `unchecked` says so
@@ -107,8 +131,6 @@ def model_problems(config: Config, engine: str) -> Iterator[str]:
         yield f"{KEY}: {error}"
     else:
         yield from _tokenizer_problems(path, tokenizer, folder)
-    if engine == "torch" and not path.startswith(TINY):
-        yield from _engine_problems(source)
     most = _positions(_json(folder / "config.json"))
     length = config.ajet.rollout.max_model_len
     if most is not None and length > most:
@@ -116,6 +138,76 @@ def model_problems(config: Config, engine: str) -> Iterator[str]:
             f"ajet.rollout.max_model_len: {length:,} tokens, but {path} was made for {most:,} "
             f"(max_position_embeddings): write max_model_len: {most}, or less"
         )
+
+
+class ModelAnswers(NamedTuple):
+    """What the embedded engine and the local trainer say of a model, without its weights."""
+
+    lines: tuple[tuple[str, str], ...] = ()
+    """Label and text, for a report."""
+    problems: tuple[str, ...] = ()
+
+
+def model_answers(config: Config, engine: str) -> ModelAnswers:
+    """Ask those of the two that a run of this config uses. Empty if no config.json of the model is at hand."""
+    ajet = config.ajet
+    trains = ajet.backbone == "local" and not ajet.trainer_common.val_only
+    return _answers(ajet.model.path, engine == "torch", trains, ajet.rollout.routing_replay)
+
+
+def say_how_trained(config: Config) -> None:
+    """At the start of a local run, before its weights are loaded. Raises a `ConfigError` if they can't be trained."""
+    answers = model_answers(config, config.ajet.rollout.engine)
+    if answers.problems:
+        raise ConfigError("\n".join(answers.problems))
+    for label, text in answers.lines:
+        log.info("%s %s", label, text)
+
+
+@cache
+def _answers(path: str, serves: bool, trains: bool, follows: bool) -> ModelAnswers:
+    if not (serves or trains):
+        return ModelAnswers()
+    try:
+        model = ModelSource.resolve(path).on_meta("bfloat16", "cpu")
+    except ConfigError as error:
+        return ModelAnswers(problems=(f"{KEY}: {error}",))
+    if model is None:
+        return ModelAnswers()
+    lines, problems = [], []
+    with one_layer_of_each_kind(model):
+        for label, ask in ((("served", _served),) if serves else ()) + ((("trained", _trained),) if trains else ()):
+            try:
+                lines.append((label, ask(model)))
+            except FeatureUnavailableError as error:
+                problems.append(f"{KEY}: {error}")
+            except RuntimeError as error:  # an operation that needs values: the run asks again when it has them
+                log.info("%s is not checked without its weights: %s", path, str(error).partition("\n")[0])
+        if follows:
+            from ajet.engine.routing import routers_of
+
+            try:
+                routers_of(model)
+            except FeatureUnavailableError as error:
+                problems.append(str(error))
+    return ModelAnswers(tuple(lines), tuple(problems))
+
+
+def _served(model: Any) -> str:
+    from ajet.engine.torch import ServedShape
+
+    keeps = "states beside keys and values" if ServedShape.of(model).mixers else "keys and values"
+    return f"by the embedded engine, which keeps {keeps}"
+
+
+def _trained(model: Any) -> str:
+    from ajet.trainer.footprint import trained_as
+
+    try:
+        why = trained_as(model).why_rows
+    except FeatureUnavailableError as error:
+        raise FeatureUnavailableError(f"{error}. Choose another model, or --backbone=verl") from error
+    return "as trees: what calls share is computed once" if why is None else f"as rows: {why}"
 
 
 def unchecked(config: Config) -> Iterator[str]:
@@ -129,9 +221,10 @@ def unchecked(config: Config) -> Iterator[str]:
     except ConfigError:
         return  # a problem, which is said as one
     if folder is None:
+        whether = "exists" if path in known_shapes() else "exists, can be served and trained,"
         yield (
-            f"the model: no files of {path} are in this machine's cache of the hub, so whether it exists, can be "
-            "served, and has a chat template will show when it is loaded"
+            f"the model: no files of {path} are in this machine's cache of the hub, so whether it {whether} and has a "
+            "chat template will show when it is loaded"
         )
 
 
@@ -146,21 +239,6 @@ def _tokenizer_problems(path: str, tokenizer: Any, folder: Path) -> Iterator[str
             f"{KEY}: nothing says which token ends a reply of {path}, so every reply would run to its "
             "maximum length: set eos_token in tokenizer_config.json, or eos_token_id in generation_config.json"
         )
-
-
-def _engine_problems(source: ModelSource) -> Iterator[str]:
-    """What the embedded engine itself says of the model without its weights. It compares logits when it has them."""
-    try:
-        model = source.on_meta("bfloat16", "cpu")
-        if model is None:
-            return
-        from ajet.engine.torch import ServedShape
-
-        ServedShape.of(model)
-    except (ConfigError, FeatureUnavailableError) as error:
-        yield f"{KEY}: {error}"
-    except RuntimeError as error:  # an operation that needs values: the engine asks again when it has them
-        log.info("%s is not checked without its weights: %s", source.name, str(error).partition("\n")[0])
 
 
 def _positions(settings: dict[str, Any]) -> int | None:

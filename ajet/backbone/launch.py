@@ -259,7 +259,7 @@ def _select_breakpoints(tags: str | None, config: Config) -> None:
     """Stop at `--debug TAGS`, which must exist, and expect `breakpoint()` where the user's sources call it."""
     from ajet.task_runner.breakpoints import ALL, expect_breakpoints, find_breakpoints, selected_tags, set_tags
 
-    folders = [file.parent for file in _user_files(config)]
+    folders = [file.parent for file in user_files(config)]
     found = find_breakpoints([*folders, Path.cwd()] if tags is not None or not folders else folders)
     if found.stops and tags is None and sys.breakpointhook is sys.__breakpointhook__:
         log.info("breakpoint() in %s: one episode at a time, without deadlines", ", ".join(found.stops))
@@ -325,7 +325,7 @@ def _last_error() -> Iterator[_LastError]:
 
 def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: RunBackbone) -> int:
     """Open the experiment folder, run, and close it. Nothing that was started outlives this."""
-    from ajet.backbone.checks import check_start
+    from ajet.backbone.checks import check_start, recipe
     from ajet.config.effects import notes
     from ajet.observe.experiment import ExperimentFolder, folder_of, typed
     from ajet.observe.logs import ONLY_TO_FILE
@@ -352,8 +352,10 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
             options = replace(options, viewer=f"ajet view {typed(experiment.path)}")
             for note in notes(config, arguments.also):
                 log.info("%s", note)
+            if (sets := recipe(config)) is not None:
+                log.info("recipe %s", sets)
             stack.enter_context(recorded_run(experiment.path, arguments.prefix))
-            experiment.save_code(_user_files(config))
+            experiment.save_code(user_files(config))
             for service in wanted_services(config, arguments.services):
                 stack.enter_context(start_service(service, arguments.prefix))
             if arguments.with_logview:
@@ -417,7 +419,7 @@ def _termination_like_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _user_files(config: Config) -> list[Path]:
+def user_files(config: Config) -> list[Path]:
     """The user's source files named in the config."""
     from ajet.backbone.checks import formulas
 

@@ -22,6 +22,7 @@ from ajet.backbone.memory_plan import (
     longest_pack,
     meta_model,
     plan_memory,
+    state_bytes,
 )
 from ajet.backbone.training_settings import logits_chunk
 from ajet.schema.errors import ConfigError
@@ -175,6 +176,8 @@ def _set(config: Config, key: str, value: Any) -> None:
 
 
 def kv_of_one(config: Config, device: Device) -> int:
-    """Keys and values of one conversation of full length."""
+    """Keys, values and states of one conversation of full length."""
     model = meta_model(config, device)
-    return 0 if model is None else kv_bytes_per_token(model) * config.ajet.rollout.max_model_len
+    if model is None:
+        return 0
+    return kv_bytes_per_token(model) * config.ajet.rollout.max_model_len + state_bytes(model).kept

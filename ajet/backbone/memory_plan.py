@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ajet.backbone.plan import serving_engine
 from ajet.backbone.training_settings import checkpointing, logits_chunk, loss_settings, pack_tokens
 from ajet.engine.model_source import ModelSource
+from ajet.schema.errors import FeatureUnavailableError
 
 if TYPE_CHECKING:
     from ajet.config import BackboneName, Config
@@ -127,7 +128,7 @@ def plan_memory(config: Config, backbone: BackboneName, device: Device) -> Memor
     if backbone not in ("local", "verl", "trinity") or config.ajet.trainer_common.val_only:
         return None
     model = meta_model(config, device)
-    if model is None or _is_recurrent(model):
+    if model is None:
         return None
     try:
         parts, notes = (_local if backbone == "local" else _sharded)(config, backbone, device, model)
@@ -143,12 +144,6 @@ def plan_memory(config: Config, backbone: BackboneName, device: Device) -> Memor
 def has_shape(config: Config, device: Device) -> bool:
     """Whether the model's shape is known."""
     return meta_model(config, device) is not None
-
-
-def _is_recurrent(model: Any) -> bool:
-    """Whether a pass goes token by token where the kernels of a GPU are missing: it would take hours."""
-    causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return bool(getattr(causal, "_is_stateful", False))
 
 
 # ---------------------------------------------------------------- the parts
@@ -207,14 +202,16 @@ def _engine(config: Config, device: Device, model: Any, weights: int) -> Iterato
         return
     from ajet.engine.torch import CPU_SHARE, FULL_LENGTH_CACHE, GPU_SHARE
 
-    size = kv_bytes_per_token(model)
-    most = FULL_LENGTH_CACHE * rollout.max_num_seqs * rollout.max_model_len * size
+    size, states = kv_bytes_per_token(model), state_bytes(model)
+    most = FULL_LENGTH_CACHE * rollout.max_num_seqs * (rollout.max_model_len * size + states.kept)
     if rollout.kv_cache_gb is not None:
         most = int(rollout.kv_cache_gb * 1e9)
     elif device.capacity is not None:
         share = GPU_SHARE if device.kind == "cuda" else CPU_SHARE
         most = min(most, int(share * max(0, device.capacity - weights)))
-    yield MemoryPart("KV cache", most, f"{size / 1024:,.0f} KiB a token")
+    each = f", {states.kept / 2**20:,.1f} MiB a sequence" if states.kept else ""
+    yield MemoryPart("KV cache", most, f"{size / 1024:,.0f} KiB a token{each}")
+    yield MemoryPart("states", rollout.max_num_seqs * states.made, "of all sequences, made anew in each step")
 
 
 def _sharded(config: Config, backbone: BackboneName, device: Device, model: Any) -> tuple[list[MemoryPart], list[str]]:
@@ -281,10 +278,39 @@ def longest_pack(config: Config, device: Device) -> int:
 
 def kv_bytes_per_token(model: Any) -> int:
     """Keys and values of one token in all layers."""
+    dtype = next(model.parameters()).dtype
+    if (shape := _served_shape(model)) is not None:
+        return int(shape.bytes_per_token(dtype))
     text = model.config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return int(2 * text.num_hidden_layers * heads * size * next(model.parameters()).dtype.itemsize)
+    return int(2 * text.num_hidden_layers * heads * size * dtype.itemsize)
+
+
+class StateBytes(NamedTuple):
+    """What layers with a state take of one sequence in the embedded engine."""
+
+    kept: int
+    """Beside its keys and values."""
+    made: int
+    """By a step, which changes no state in place."""
+
+
+def state_bytes(model: Any) -> StateBytes:
+    shape = _served_shape(model)
+    return StateBytes(0, 0) if shape is None else StateBytes(shape.kept_bytes, shape.state_bytes)
+
+
+@cache
+def _served_shape(model: Any) -> Any:
+    """What the embedded engine stores of the model. None if it can't serve it, which `ajet validate` says elsewhere."""
+    from ajet.engine.torch import ServedShape
+
+    try:
+        return ServedShape.of(model.get_base_model() if hasattr(model, "get_base_model") else model).kv
+    except (FeatureUnavailableError, RuntimeError) as error:  # or an operation that needs values
+        log.info("the KV cache is planned by the config alone: %s", error)
+        return None
 
 
 def _pass(config: Config, device: Device, tokens: int) -> Any:

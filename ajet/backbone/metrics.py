@@ -17,8 +17,9 @@ returns and successes are those of usable episodes; the share of the others stan
 | `time/…`, `user/…` | mean seconds of each phase of an episode; the workflow's own `log_metrics` |
 | `tag/<tag>/return`, `…/reward`, `…/success` | by task tag |
 | `train/…` | loss, policy_loss, kl, entropy, clip_fraction, grad_norm, lr, staleness, sampler_gap, packing_ratio |
-| `time/…` | seconds of a step and its phases: step, rollout, judge, train, sync, checkpoint |
-| `perf/…` | tokens_per_second, memory_gb |
+| `time/…` | seconds of a step and its phases: step, rollout, train, sync, checkpoint |
+| `perf/…` | tokens_per_second, memory_gb, gpus, total_steps |
+| `helper/…` | calls, tokens and cost of the helper model |
 | `val/…` | a validation's metrics, under the same names |
 
 A metric of verl's or Trinity's without a shared name keeps its own, under `verl/` or `trinity/`.
@@ -32,7 +33,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ajet.observe.metrics import aggregate_log_metrics
-from ajet.schema.episode import ROOT, Episode, EpisodeStatus
+from ajet.observe.statistics import Share
+from ajet.schema.episode import ROOT, Episode, EpisodeStatus, Ledger
 from ajet.trainer.credit import earned, summarise
 
 FAULTS = (EpisodeStatus.ENGINE_ERROR, EpisodeStatus.ENVIRONMENT_ERROR, EpisodeStatus.JUDGE_ERROR)
@@ -51,6 +53,12 @@ def pass_at_k(successes: int, tries: int, k: int) -> float:
     if tries - successes < k:
         return 1.0
     return 1.0 - math.prod((tries - successes - i) / (tries - i) for i in range(k))
+
+
+def pass_at(solved: Sequence[Sequence[bool]]) -> dict[int, Share]:
+    """pass@1 and further k, each over the tasks with at least k tries. Empty without tasks."""
+    counts = (1, *try_counts(solved)) if solved else ()
+    return {k: Share.of([pass_at_k(sum(group), len(group), k) for group in solved if len(group) >= k]) for k in counts}
 
 
 def episode_metrics(
@@ -136,6 +144,16 @@ def try_counts(groups: Sequence[Sequence[object]]) -> list[int]:
     """The k of pass@k: powers of two, and the size of the largest group."""
     largest = max(map(len, groups))
     return sorted({2**power for power in range(1, largest.bit_length()) if 2**power <= largest} | {largest} - {1})
+
+
+def ledger_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Where the step's captured tokens went."""
+    total = Ledger()
+    for episode in episodes:
+        total.add(episode.ledger)
+    counts = {"captured": total.captured, "trained": total.trained}
+    counts |= {"masked": sum(total.masked.values()), "dropped": sum(total.dropped.values())}
+    return {f"ledger/{name}": float(count) for name, count in counts.items()}
 
 
 def staleness(episodes: Sequence[Episode], version: int) -> dict[str, float]:

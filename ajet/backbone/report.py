@@ -15,9 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.failures import FailureWatch, warn_of
 from ajet.backbone.metrics import by_group, episode_metrics, is_success, try_counts, usable
-from ajet.backbone.plan import validation_repeats
 from ajet.context_tracker import describe_reasons, top_reasons
 from ajet.gateway.chat import validation_temperature
 from ajet.observe.episode_codec import conversation, last_calls, message_text
@@ -25,13 +23,12 @@ from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.episode_tables import EpisodeStoreError
 from ajet.observe.experiment import typed
 from ajet.observe.metrics import read_metrics
-from ajet.observe.progress_state import FailureTally
+from ajet.observe.progress_state import FailureTally, cost_texts
+from ajet.observe.running_total import RunningTotal
 from ajet.schema.episode import Episode, EpisodeGroup
 from ajet.schema.errors import ConfigError
 from ajet.schema.install import clone_in_use
 from ajet.schema.printable import printable
-from ajet.task_reader import build_reader, read_validation_tasks
-from ajet.task_runner.runtime import Runtime
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -160,8 +157,9 @@ def report_text(
         if len(values) > (label == "validation"):  # one validation is in the table, and makes no curve
             bars = sparkline(values, max(min(WIDTH, room - 12), 8))
             lines.append(f"{LABEL.format(label)}{values[0]:.3f} {bars} {values[-1]:.3f}")
-    seconds = sum(step.get("time/step", 0.0) + step.get("time/validate", 0.0) for step in steps)
-    lines += [f"{LABEL.format('time')}{seconds:.0f} s in steps and validation", ""]
+    total = RunningTotal.of(steps)
+    spent = [f"{total.seconds:.0f} s in steps and validation", *cost_texts(total.figures())]
+    lines += [f"{LABEL.format('time')}{', '.join(spent)}", ""]
     if plot is not None:
         lines.append(f"{LABEL.format('plot')}{plot}")
     weights, name = folder / "hf", typed(folder)
@@ -314,21 +312,6 @@ def validation_metrics(groups: Sequence[EpisodeGroup], threshold: float) -> dict
     for k in try_counts(tried):
         enough = [(sum(group), len(group)) for group in tried if len(group) >= k]
         metrics[f"val/all_pass@{k}"] = sum(math.comb(p, k) / math.comb(n, k) for p, n in enough) / len(enough)
-    return metrics
-
-
-def evaluate(config: Config) -> dict[str, float]:
-    """Run validation only, with the tasks, workflow, judge and engine of this config."""
-
-    tasks = read_validation_tasks(build_reader(config))
-    if not tasks:
-        raise ConfigError("ajet.task_reader: this config has no validation tasks")
-    with Runtime(config) as runtime:
-        repeats = validation_repeats(config)
-        groups = runtime.run(runtime.pool.run_groups(tasks, num_repeat=repeats, validation=True))
-    FailureWatch(config).look_at_groups("the validation", groups)
-    metrics = validation_metrics(groups, config.ajet.task_judge.success_threshold)
-    warn_of(0, metrics)
     return metrics
 
 

@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ajet.backbone.metrics import is_success, pass_at_k, played, try_counts, usable
+from ajet.backbone.metrics import is_success, pass_at, played, usable
+from ajet.observe.statistics import Share
 from ajet.schema.chat import Tool
 from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeGroup, Outcome
 from ajet.trainer.credit import earned, summarise
 
 ReadReply = Callable[[list[int], list[Tool]], tuple[list[str], int]]
 """From a reply's ids: the names of its tool calls, and how many could not be read."""
-Z = 1.96
-"""Of a 95 % interval."""
 MANY_CUT = 0.1
 """Share of episodes that a limit cut short from which the limit is what to change."""
 NOISE = -3.0
@@ -42,26 +41,6 @@ WHAT = {
     SHORTEST: "the shortest reply to another task",
 }
 """The probes that must not be rewarded."""
-
-
-class Share(NamedTuple):
-    """A share and its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Share:
-        """Wilson's interval around the mean of these values, all in 0 … 1. Each counts as one trial: a value between
-        0 and 1 varies less than that, so the interval is rather too wide than too narrow."""
-        count, share = len(values), sum(values) / len(values)
-        middle = (share + Z * Z / (2 * count)) / (1 + Z * Z / count)
-        half = Z / (1 + Z * Z / count) * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
-        return cls(share, max(0.0, middle - half), min(1.0, middle + half))
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f}  ({self.low:.2f} … {self.high:.2f})"
 
 
 class LengthLimits(NamedTuple):
@@ -131,7 +110,7 @@ def figures(groups: Sequence[EpisodeGroup], limits: LengthLimits, threshold: flo
         episodes=len(episodes),
         usable=len(flat),
         failures=dict(failures.most_common()),
-        pass_at={k: _pass_at(solved, k) for k in (1, *try_counts(solved))} if solved else {},
+        pass_at=pass_at(solved),
         mixed=Share.of(several) if several else None,
         reward=(min(flat), _mean(flat), max(flat)) if flat else (0.0, 0.0, 0.0),
         reply_tokens=(_mean(lengths), max(lengths, default=0)),
@@ -182,10 +161,6 @@ def lines(found: AuditFigures, limits: LengthLimits, planned: int) -> Iterator[t
         bad = f"{found.bad_tool_calls} unreadable or of unknown tools; {found.tool_errors} results begin with `error`"
         yield "tool calls", f"{found.tool_calls}, {bad}"
     yield "an episode", f"{found.seconds:.2f} s, {found.sampled_tokens:.0f} sampled tokens"
-
-
-def _pass_at(solved: Sequence[Sequence[bool]], k: int) -> Share:
-    return Share.of([pass_at_k(sum(group), len(group), k) for group in solved if len(group) >= k])
 
 
 def _cut_by(episode: Episode, limits: LengthLimits) -> str | None:

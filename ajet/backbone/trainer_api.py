@@ -28,6 +28,7 @@ from ajet.schema.user_code import ARROW, PROGRAM, importing, publish
 from ajet.task_runner.workflow import RECORD_KEY, RolloutFunction, Workflow
 
 if TYPE_CHECKING:
+    from ajet.backbone.evaluation import Evaluation
     from ajet.config import Config
 
 QUERY_FIELDS = ("main_query", "question", "query", "prompt", "problem", "instruction", "input")
@@ -154,9 +155,11 @@ class Trainer:
         from ajet.schema.install import require_training
 
         require_training("Trainer.evaluate")
-        from ajet.backbone.report import evaluate
+        from ajet.backbone.evaluation import EvaluationCell, play
 
-        return evaluate(self._config(agent, None, dataset, {"backbone": "debug"}, val_argument="dataset"))
+        cell = EvaluationCell.of(self._config(agent, None, dataset, {"backbone": "debug"}, val_argument="dataset"))
+        play([cell])
+        return cell.evaluation().metrics
 
     # ------------------------------------------------------------ the configuration
 
@@ -252,6 +255,48 @@ class Trainer:
             why = why or "its run.log says why"
             raise RunFailedError(why, path)
         return FinishedRun(path.resolve())
+
+
+def evaluate(
+    agent: Any,
+    tasks: Any,
+    model: str,
+    *,
+    repeats: int | None = None,
+    out: str | Path | None = None,
+    config: str | Path | Mapping[str, Any] | None = None,
+    price: tuple[float, float] = (0.0, 0.0),
+    **keywords: Any,
+) -> Evaluation:
+    """Play an agent on tasks with a model, and return what it came to.
+
+    `agent`: as for `Trainer.fit`. `tasks`: a data set, or a file of tasks. `model`: a folder, hub id, `tiny:…`, or
+    `NAME@URL` of an OpenAI-compatible server. `out`: keeps the episodes there; the same call then plays only what is
+    missing. `price`: of a million prompt and reply tokens. `config` and `keywords`: as for `Trainer`.
+    """
+    from ajet.schema.install import require_training
+
+    require_training("ajet.evaluate")
+    from ajet.backbone.evaluation import EvaluationCell, Price, model_keys, play, tasks_keys
+
+    if repeats is not None and repeats < 1:
+        raise UserError(f"evaluate: repeats={repeats}: at least 1")
+    trainer = Trainer(config, **keywords)
+    file = Path(tasks) if isinstance(tasks, str | os.PathLike) else None
+    keys = {"backbone": "debug", **model_keys(os.fspath(model), keywords.get("engine") or "torch")}
+    if file is not None:
+        keys |= tasks_keys(file)
+    made = trainer._config(agent, None, None if file else tasks, keys, val_argument="tasks")
+    cell = EvaluationCell.of(
+        made,
+        repeats,
+        model_name=os.fspath(model),
+        tasks_name=file.stem if file else "tasks",
+        out=None if out is None else Path(out),
+        price=Price(*price),
+    )
+    play([cell])
+    return cell.evaluation()
 
 
 def _named(agent: Any) -> str:

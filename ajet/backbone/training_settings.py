@@ -27,12 +27,14 @@ KL_TYPES = {
     "k1+": "k1+",
     "low_var_kl+": "low_var_kl+",
     "k3+": "low_var_kl+",
+    "k3_corrected": "low_var_kl_corrected",
 }
 """Names in `kl_loss_type`, those of existing files and ours."""
 
 CLIP_RANGE = (0.2, 0.28)
-GSPO_CLIP_RANGE = (3e-4, 4e-4)
-"""From GSPO's paper: the ratio of a trajectory is a mean over its tokens, so it hardly moves."""
+CLIP_RANGES = {"gspo": (3e-4, 4e-4), "dppo_tv": (0.15, 0.15), "dppo_kl": (0.05, 0.05)}
+"""Where the loss bounds something else than a token's ratio. `gspo`, from its paper: a trajectory's ratio, which is a
+mean and hardly moves. `dppo`, from published scripts: a difference of probabilities, or nats."""
 
 FULL_LR = 1e-6
 LORA_LR = 1e-5
@@ -41,7 +43,7 @@ LORA_LR = 1e-5
 
 def clip_range(algorithm: AlgorithmConfig) -> tuple[float, float]:
     """`clip_low` and `clip_high`, or the defaults of the loss."""
-    low, high = GSPO_CLIP_RANGE if algorithm.policy_loss == "gspo" else CLIP_RANGE
+    low, high = CLIP_RANGES.get(algorithm.policy_loss, CLIP_RANGE)
     given_low, given_high = algorithm.clip_low, algorithm.clip_high
     return (low if given_low is None else given_low), (high if given_high is None else given_high)
 
@@ -138,6 +140,7 @@ def train_settings(config: Config, total_steps: int, *, on_gpu: bool = False) ->
         gradient_checkpointing=checkpointing(config, on_gpu=on_gpu),
         compile=common.compile,
         liger=common.logits_kernel == "liger",
+        follows_sampler=config.ajet.rollout.routing_replay,
         seed=common.seed,
     )
 
@@ -180,6 +183,9 @@ def loss_settings(config: Config) -> LossSettings:
         clip_low=low,
         clip_high=high,
         clip_dual=algorithm.clip_dual,
+        tau_pos=algorithm.tau_pos,
+        tau_neg=algorithm.tau_neg,
+        sequence_mask=algorithm.sequence_mask,
         kl_coef=common.kl_loss_coef if common.use_kl_loss and not algorithm.use_kl_in_reward else 0.0,
         kl_type=KLType(kind),
         entropy_coef=algorithm.entropy_coef,

@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
     if arguments.json:
         result = {"figures": asdict(found), "planned": audit.planned, "stopped_early": audit.stopped}
         result |= {"probes": [asdict(probe) for probe in audit.probed.probes], "skipped": audit.probed.skipped}
-        print(json.dumps({**result, "verdict": decided._asdict(), "advice": advice}))
+        print(json.dumps({**result, "verdict": decided._asdict(), "advice": advice, "overlap": dict(audit.overlap)}))
     else:
         audit.show(found)
         audit.show_probes()
@@ -142,13 +142,16 @@ class _Audit:
         from ajet.backbone.checks import ELSEWHERE
         from ajet.backbone.trainability import LengthLimits, Probed
         from ajet.observe.viewer import answer_names
-        from ajet.task_reader import build_reader, read_training_tasks
+        from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+        from ajet.task_reader.overlap import overlap_lines
 
         rollout = config.ajet.rollout
         if (wrapper := config.ajet.task_runner.wrapper_type) in ELSEWHERE:
             key = f"ajet.task_runner.wrapper_type: {wrapper}"
             raise ConfigError(f"{key}: an audit plays its episodes here. Try it with task_runner.wrapper_type=asyncio")
-        tasks = read_training_tasks(build_reader(config))
+        reader = build_reader(config)
+        tasks = read_training_tasks(reader)
+        self.overlap = list(overlap_lines(tasks, read_validation_tasks(reader)))
         names = [arguments.answer_field] if arguments.answer_field else answer_names(config.model_dump())
         if arguments.answer_field and not any(arguments.answer_field in task.metadata for task in tasks):
             has = ", ".join(map(repr, sorted(tasks[0].metadata))) or "nothing"
@@ -162,11 +165,9 @@ class _Audit:
         )
         count = min(arguments.tasks, len(tasks))
         self.tasks = [tasks[index * len(tasks) // count] for index in range(count)]
-        self.repeats = arguments.repeats
-        self.planned = count * self.repeats
+        self.repeats, self.planned = arguments.repeats, count * arguments.repeats
         self.threshold = config.ajet.task_judge.success_threshold
-        self.stopped = False
-        self.probed = Probed()
+        self.stopped, self.probed = False, Probed()
         self.seconds = 60.0 * arguments.max_minutes
         self.began = time.monotonic()
         self.seen: list[tuple[Episode, str]] = []
@@ -361,7 +362,7 @@ class _Audit:
     def show(self, found: AuditFigures) -> None:
         from ajet.backbone.trainability import lines
 
-        for label, text in lines(found, self.limits, self.planned):
+        for label, text in (*lines(found, self.limits, self.planned), *self.overlap):
             print(f"{label:<20} {printable(text)}")
         if self.stopped:
             print(f"{'stopped early':<20} after {self.seconds / 60:g} minutes (--max-minutes)")
@@ -444,6 +445,6 @@ def _price(config: Config, plan: RunPlan, episodes: int, hours: float, gpu_hour:
         result["helper_cost"] = used.cost * scale
     if gpu_hour is not None:
         placed = place(config, visible_gpus)
-        result["gpus"] = len({placed.trainer or "cuda:0", *(f"cuda:{gpu}" for gpu in placed.engine)})
+        result["gpus"] = placed.gpus
         result["gpu_cost"] = hours * result["gpus"] * gpu_hour
     return result

@@ -16,12 +16,13 @@ from ajet.backbone.launch import build_parser
 from ajet.cli.main import COMMANDS, function_of
 from ajet.system.command_line import CommandParser
 
-NAMES_A_RUN = ("chat", "compare", "export", "report", "serve", "view")
+NAMES_A_RUN = ("chat", "compare", "diagnose", "export", "report", "serve", "view")
 """Commands that take the names of runs."""
 FIXED_WORDS = {
     "completion": ("bash", "zsh", "fish"),
     "config": ("show", "schema", "docs"),
     "export": ("weights", "episodes"),
+    "tasks": ("generate", "check"),
     "vllm": ("serve",),
 }
 

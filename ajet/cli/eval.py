@@ -1,50 +1,270 @@
-"""`ajet eval CONF`: validation alone, on the configured model or a checkpoint, with any engine."""
+"""`ajet eval CONF`: play the validation tasks, or those of files, with one or several models, and compare them.
+
+Nothing is trained. With `--out` the episodes are kept, and the same command goes on where it was interrupted.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ajet.schema.errors import EXIT_FAILED
 from ajet.schema.printable import printable
-from ajet.system.command_line import CommandParser
+from ajet.system.command_line import ArgumentError, CommandParser
 
 if TYPE_CHECKING:
+    from ajet.backbone.evaluation import Evaluation, EvaluationCell
     from ajet.config import Config
+    from ajet.observe.statistics import Gain
+    from ajet.schema.episode import Episode
 
 
 def run(argv: Sequence[str]) -> int:
-    """Validate and print the metrics. Returns 1 if no episode got a reward."""
-    parser = CommandParser("ajet eval", description=__doc__)
-    parser.add_argument("conf", metavar="CONF")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--checkpoint", metavar="FOLDER", help="a checkpoint (step_N), or an experiment: its newest")
-    parser.add_argument("--best", action="store_true", help="of an experiment: the checkpoint with the best validation")
-    parser.add_argument("--json", action="store_true", help="print all metrics as one JSON object")
-    arguments = parser.parse_intermixed_args(argv)
-    from ajet.backbone.report import evaluate
-    from ajet.cli.targets import weights_folder
-    from ajet.cli.view import find_experiment
+    """Returns 1 if a cell has no episode with a reward, or the last model is below `--fail-under`."""
+    arguments = _parser().parse_intermixed_args(argv)
+    if arguments.checkpoint and arguments.model:
+        raise ArgumentError("--checkpoint names one model: give it as another --model instead")
+    from ajet.backbone.evaluation import BASE, play
     from ajet.config.loader import load_config
     from ajet.system.services import yaml_services
 
     config = load_config(arguments.conf, arguments.overrides, backbone="debug")  # which trains nothing, with any engine
-    if arguments.checkpoint:
-        config.ajet.model.path = str(weights_folder(find_experiment(Path(arguments.checkpoint)), best=arguments.best))
+    models = [arguments.checkpoint] if arguments.checkpoint else arguments.model or [BASE]
+    for what, names in (("--model", models), ("--tasks", [file.stem for file in arguments.tasks])):
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ArgumentError(f"{what} {twice[0]}: two have this name, and results are told apart by it")
+    cells = {model: list(_cells(arguments, config, model)) for model in models}
+    simple = len(models) == 1 and len(arguments.tasks) <= 1
+    found: list[Evaluation] = []
     with yaml_services(config):
-        metrics = evaluate(config)
+        for of_model in cells.values():
+            try:
+                with _progress(of_model) as on_episode:
+                    play(of_model, on_episode)
+            except KeyboardInterrupt:
+                if arguments.out is not None:
+                    print(f"interrupted; the same command goes on from {arguments.out}", file=sys.stderr)
+                raise
+            found += [cell.evaluation() for cell in of_model]
+    if arguments.html is not None:
+        _write_html(arguments.html, found)
     if arguments.json:
-        print(json.dumps(metrics))
+        print(json.dumps(_flat(found[0]) if simple else _as_json(found)))
+    elif simple:
+        _show_one(cells[models[0]][0].config, found[0])
     else:
-        _show(config, metrics)
-    return 0 if metrics.get("val/episode/usable") else 1
+        _show_all(found)
+    _tell_failures(found)
+    if not all(one.rewards for one in found):
+        return EXIT_FAILED
+    return _verdict([one for one in found if one.model == models[-1]], arguments.fail_under)
 
 
-def _show(config: Config, metrics: dict[str, float]) -> None:
-    print(f"model      {config.ajet.model.path}")
+def _parser() -> CommandParser:
+    parser = CommandParser("ajet eval", description=__doc__)
+    parser.add_argument("conf", metavar="CONF")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument(
+        "--model", action="append", default=[], metavar="MODEL",
+        help="`base` (the config's), a run, a checkpoint, a model folder, hub id or tiny:NAME, or NAME@URL of an "
+        "OpenAI-compatible server. Repeat it: each is compared with the first",
+    )  # fmt: skip
+    parser.add_argument("--checkpoint", metavar="FOLDER", help="a checkpoint (step_N), or an experiment: its newest")
+    parser.add_argument("--best", action="store_true", help="of an experiment: the checkpoint with the best validation")
+    parser.add_argument(
+        "--tasks", action="append", default=[], type=Path, metavar="FILE",
+        help="JSON lines of tasks, instead of the config's validation tasks. Repeatable",
+    )  # fmt: skip
+    parser.add_argument("-n", "--repeats", type=int, metavar="N", help="attempts at each task (default: val_pass_n)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the episodes; run it again to go on")
+    parser.add_argument("--price-input", type=float, default=0.0, help="of a million tokens, for models at a URL")
+    parser.add_argument("--price-output", type=float, default=0.0)
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the tables as one HTML file")
+    parser.add_argument(
+        "--fail-under", type=float, metavar="SHARE", help="return 1 if pass@1 of the last model is below this"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _cells(arguments: Namespace, config: Config, model: str) -> Iterator[EvaluationCell]:
+    """One per file of tasks."""
+    from ajet.backbone.evaluation import EvaluationCell, Price, model_keys, tasks_keys
+    from ajet.config.loader import load_config
+
+    if arguments.repeats is not None and arguments.repeats < 1:
+        raise ArgumentError(f"-n {arguments.repeats}: at least 1")
+    if arguments.fail_under is not None and not 0 <= arguments.fail_under <= 1:
+        raise ArgumentError(f"--fail-under {arguments.fail_under:g}: a share, from 0 to 1")
+    for flag, price in (("--price-input", arguments.price_input), ("--price-output", arguments.price_output)):
+        if price < 0:
+            raise ArgumentError(f"{flag} {price:g}: a price is not below 0")
+    if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
+        raise ArgumentError(f"--out {arguments.out} is not a folder")
+    played = model_keys(_resolved(model, best=arguments.best), config.ajet.rollout.engine)
+    hosted = "://" in model
+    price = Price(arguments.price_input, arguments.price_output) if hosted else Price()
+    for file in arguments.tasks or [None]:
+        keys = played | (tasks_keys(file) if file is not None else {})
+        more = [f"{key}={json.dumps(value)}" for key, value in keys.items()]
+        made = load_config(arguments.conf, [*arguments.overrides, *more], backbone="debug")
+        name = file.stem if file is not None else "validation"
+        yield EvaluationCell.of(
+            made, arguments.repeats, model_name=model, tasks_name=name, out=arguments.out, price=price
+        )
+
+
+def _resolved(model: str, *, best: bool) -> str:
+    """A run or checkpoint as the folder of its weights."""
+    from ajet.backbone.evaluation import BASE
+    from ajet.cli.targets import weights_folder, weights_of
+    from ajet.cli.view import find_experiment
+
+    if model == BASE or "://" in model:
+        return model
+    folder = find_experiment(Path(model))
+    return str(weights_folder(folder, best=best)) if folder.is_dir() else weights_of(model)
+
+
+@contextmanager
+def _progress(cells: Sequence[EvaluationCell]) -> Iterator[Callable[[EvaluationCell, Episode], None]]:
+    """On a terminal, a bar."""
+    if not sys.stderr.isatty():
+        yield lambda cell, episode: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+        bars = {id(cell): bar.add_task(f"{cell.model_name}, {cell.tasks_name}"[:40], total=None) for cell in cells}
+        for cell in cells:
+            bar.update(bars[id(cell)], total=len(cell.tasks) * cell.repeats)
+        yield lambda cell, episode: bar.advance(bars[id(cell)])
+
+
+# ---------------------------------------------------------------- what it says
+
+
+def _gains(found: Sequence[Evaluation]) -> Iterator[tuple[Evaluation, Evaluation, Gain | None]]:
+    """Each model but the first, the first on the same tasks, and the difference."""
+    for one in found:
+        first = next(other for other in found if other.tasks == one.tasks)
+        if one is not first:
+            yield one, first, one.gain_over(first)
+
+
+def _flat(one: Evaluation) -> dict[str, float]:
+    """The metrics, and beside pass@k the ends of their intervals."""
+    metrics = dict(one.metrics)
+    for k, share in one.pass_at.items():
+        name = "val/success" if k == 1 else f"val/success/pass@{k}"
+        metrics |= {f"{name}/low": share.low, f"{name}/high": share.high}
+    return metrics
+
+
+def _as_json(found: Sequence[Evaluation]) -> dict[str, Any]:
+    gains = [
+        {
+            "model": one.model,
+            "against": first.model,
+            "tasks": one.tasks,
+            **(gain._asdict() if gain else {"value": None}),
+        }
+        for one, first, gain in _gains(found)
+    ]
+    return {"cells": [one.as_json() for one in found], "gains": gains}
+
+
+def _show_one(config: Config, one: Evaluation) -> None:
+    metrics = one.metrics
+    print(f"model      {printable(config.ajet.rollout.remote.model or config.ajet.model.path)}")
+    intervals = {"val/success" if k == 1 else f"val/success/pass@{k}": share for k, share in one.pass_at.items()}
     names = ["val/return/mean", "val/reward/mean", "val/success", "val/failed_share"]
     names += sorted(name for name in metrics if "pass@" in name or name.startswith(("val/tag/", "val/status/")))
     for name in names:
         if name in metrics:
-            print(f"{printable(name.removeprefix('val/')):32} {metrics[name]:10.4f}")
+            share = intervals.get(name)
+            interval = f"  ({share.low:.4f} … {share.high:.4f})" if share is not None else ""
+            print(f"{printable(name.removeprefix('val/')):32} {metrics[name]:10.4f}{interval}")
+    if one.cost is not None:
+        print(f"{'cost':32} {one.cost:10.4f}")
+
+
+def _show_all(found: Sequence[Evaluation]) -> None:
+    from ajet.cli.runs import print_table
+
+    for number, tasks in enumerate(dict.fromkeys(one.tasks for one in found)):
+        cells = [one for one in found if one.tasks == tasks]
+        print(
+            "\n" * bool(number)
+            + printable(f"{tasks}: {max(len(one.rewards) for one in cells)} tasks × {cells[0].repeats}")
+        )
+        head, rows = table(cells)
+        print_table(head, rows, right=tuple(range(1, len(head))), spare=("s/episode", "reply", "prompt"))
+
+
+def _tell_failures(found: Sequence[Evaluation]) -> None:
+    """The most frequent ones, with the user's line."""
+    for one in found:
+        for reason, count in list(one.failures.items())[:3]:
+            print(printable(f"{one.model} on {one.tasks}: {count} × {reason}"[:300]), file=sys.stderr)
+
+
+def table(cells: Sequence[Evaluation]) -> tuple[list[str], list[list[str]]]:
+    """The models on one set of tasks, a row each. Columns in which nothing stands are left out."""
+    most = max((k for one in cells for k in one.pass_at), default=1)
+    gains = {id(one): gain for one, _, gain in _gains(cells)}
+    head = ["model", "pass@1", *([f"pass@{most}"] if most > 1 else []), "return", "gain", "p", "failed"]
+    head += ["prompt", "reply", "s/episode", "cost"]
+    rows = []
+    for one in cells:
+        gain = gains.get(id(one))
+        shares = [one.pass_at.get(k) for k in dict.fromkeys((1, most))]
+        mean = one.metrics.get("val/return/mean")
+        rows.append([
+            one.model,
+            *("–" if share is None else f"{share.value:.3f} ({share.low:.3f} … {share.high:.3f})" for share in shares),
+            "–" if mean is None else f"{mean:.3f}",
+            "" if gain is None else f"{gain.value:+.3f} ({gain.low:+.3f} … {gain.high:+.3f})",
+            "" if gain is None else f"{gain.p:.2g}",
+            str(one.episodes - sum(map(len, one.rewards.values()))),
+            f"{one.prompt_tokens:,}",
+            f"{one.reply_tokens:,}",
+            f"{one.seconds:.2f}",
+            "" if one.cost is None else f"{one.cost:.4f}",
+        ])  # fmt: skip
+    shown = [index for index in range(len(head)) if any(row[index] for row in rows)]
+    return [head[index] for index in shown], [[row[index] for index in shown] for row in rows]
+
+
+def _write_html(file: Path, found: Sequence[Evaluation]) -> None:
+    from ajet.observe.viewer import write_tables
+
+    sections = []
+    for tasks in dict.fromkeys(one.tasks for one in found):
+        cells = [one for one in found if one.tasks == tasks]
+        head, rows = table(cells)
+        sections.append((tasks, head, rows))
+        names = sorted({task for one in cells for task in one.rewards})
+        by_task = [one.mean_rewards for one in cells]
+        values = [[task, *("–" if task not in one else f"{one[task]:.3f}" for one in by_task)] for task in names]
+        sections.append((f"{tasks}, mean reward of each task", ["task", *(one.model for one in cells)], values))
+    write_tables(file, "Evaluation", sections)
+
+
+def _verdict(last: Sequence[Evaluation], least: float | None) -> int:
+    """Of the last model."""
+    low = [one for one in last if least is not None and (1 not in one.pass_at or one.pass_at[1].value < least)]
+    for one in low:
+        print(
+            f"pass@1 of {printable(one.model)} on {printable(one.tasks)} is {one.pass_at[1].value:.4f}, "
+            f"below --fail-under {least:g}",
+            file=sys.stderr,
+        )
+    return EXIT_FAILED if low else 0

@@ -9,7 +9,6 @@ module with another, and their line names the function. Without a subcommand, `a
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -50,19 +49,22 @@ COMMANDS = {
     "schema": Command("", "print the JSON schema of configs, for editors", "config.schema"),
     "config": Command("show|schema|docs", "the resolved config, the JSON schema, the documentation"),
     "runs": Command("[FOLDER]", "list runs, how far they are and how well they do"),
-    "compare": Command("RUN RUN …", "show where runs differ, in results and config", "runs.compare"),
+    "compare": Command("RUN [RUN …]", "show where runs differ: results, config, and task by task"),
+    "diagnose": Command("RUN", "say what is wrong with a run, with evidence and the key to change"),
     "view": Command("[EXPERIMENT]", "show runs and episodes in the browser"),
     "report": Command("EXPERIMENT", "write one HTML file about a run", "runs.report"),
-    "eval": Command("CONF", "validate a model or checkpoint without training"),
+    "eval": Command("CONF", "play models on tasks without training, and compare them"),
     "rollout": Command("…", "run a ready agent on a file of tasks, with any model, without training"),
+    "bench": Command("MATRIX.yaml", "run a matrix of training runs, and hold each to its band"),
     "export": Command("…", "export a run's weights, episodes or prompt templates"),
     "chat": Command("CONF|EXPERIMENT", "talk to a model or checkpoint"),
     "serve": Command("CONF|EXPERIMENT", "serve it as an OpenAI-compatible endpoint"),
     "tools": Command("[TOOL ...]", "list the tools that agents can be given"),
     "env": Command("serve TARGET", "serve environments over HTTP, each in a process of its own"),
     "store": Command("--path FILE|--postgres URL", "serve a rollout store: a queue, attempts, spans, resources"),
-    "tasks": Command("generate CONF --out FILE", "have tasks written or collected, and save them"),
+    "tasks": Command("generate|check CONF", "have tasks written or collected; find tasks trained on and validated on"),
     "rubrics": Command("make CONF", "have a model write the rubrics of a judge from graded examples", "tasks.rubrics"),
+    "judge": Command("CONF --scores FILE", "say how well a judge agrees with scores that you trust"),
     "runner": Command("--connect URL", "run episodes of a training run elsewhere, with this machine's workflow"),
     "agentops": Command("[--out FILE|--store URL]", "receive the spans of programs instrumented with AgentOps"),
     "vllm": Command("serve MODEL", "start a vLLM server with the settings ajet needs", "serve.vllm"),
@@ -139,11 +141,14 @@ def _exit_anyway(code: int) -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    from ajet.schema.errors import EXIT_USER_ERROR
+    if not arguments:
+        from ajet.schema.errors import EXIT_USER_ERROR
 
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
-        return 0 if arguments else EXIT_USER_ERROR
+        return EXIT_USER_ERROR
+    if arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
     if arguments[0] in ("-V", "--version", "version"):
         print(f"ajet {__version__}")
         return 0
@@ -208,6 +213,7 @@ def _help() -> str:
 def interruption() -> asyncio.Event:
     """Set by Ctrl-C or SIGTERM, which from now on do nothing else."""
     import asyncio  # takes longer to load than the rest of the command line
+    import signal
 
     interrupted = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

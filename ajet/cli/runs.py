@@ -1,4 +1,4 @@
-"""`ajet runs`, `ajet compare` and `ajet report`: what runs came to, as a table, side by side, or as one HTML file."""
+"""`ajet runs` and `ajet report`: what runs came to, as a table, or as one HTML file."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ajet.schema.printable import printable
 from ajet.system.command_line import CommandParser
-
-if TYPE_CHECKING:
-    from ajet.observe.viewer import Experiment
 
 GAP = "  "
 LEAST = 8
@@ -90,6 +87,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _show(summaries: list[dict[str, Any]]) -> None:
+    from ajet.observe.progress_state import cost_texts
+
+    costs = [", ".join(cost_texts(one["total"])) for one in summaries]
     rows = [
         [
             one["name"],
@@ -98,14 +98,25 @@ def _show(summaries: list[dict[str, Any]]) -> None:
             number(one["return"]),
             number(one["validation"]),
             f"{one['episodes']:,}",
+            _time(one),
+            *([cost or "–"] if any(costs) else []),
             ago(time.time() - one["touched"]),
             one["backbone"],
             _short(one["model"]),
         ]
-        for one in summaries
+        for one, cost in zip(summaries, costs, strict=True)
     ]
-    head = ["run", "status", "step", "return", "valid.", "episodes", "written", "backbone", "model"]
-    print_table(head, rows, right=(2, 3, 4, 5), spare=("model", "backbone", "episodes"))
+    paid = ["cost"] if any(costs) else []
+    head = ["run", "status", "step", "return", "valid.", "episodes", "time", *paid, "written", "backbone", "model"]
+    print_table(head, rows, right=(2, 3, 4, 5), spare=("model", "backbone", "episodes", *paid))
+
+
+def _time(one: dict[str, Any]) -> str:
+    """How long its steps and validations took, and of a run that goes on, what is expected in all."""
+    from ajet.observe.progress_state import time_text
+
+    shown = ("seconds", "expected_seconds") if one["status"] == "running" else ("seconds",)
+    return time_text({name: one["total"][name] for name in shown if name in one["total"]}) if one["total"] else "–"
 
 
 def _short(model: str) -> str:
@@ -127,61 +138,6 @@ def ago(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)} {unit} ago"
     return "just now"
-
-
-RESULTS = (
-    ("return, first step", "return/mean", 0),
-    ("return, last step", "return/mean", -1),
-    ("failed, last step", "episode/failed_share", -1),
-    ("success, last step", "success/rate", -1),
-    ("validation, first", "val/return/mean", 0),
-    ("validation, last", "val/return/mean", -1),
-    ("validation, failed", "val/failed_share", -1),
-    ("loss, last step", "train/loss", -1),
-)
-"""Label, metric, and which of its values."""
-
-
-def compare(argv: Sequence[str]) -> int:
-    """`ajet compare RUN RUN …`: the results of runs side by side, and the config keys in which they differ."""
-    parser = CommandParser("ajet compare", description="The results of runs, and the config keys in which they differ.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="an experiment's folder, or its name")
-    arguments = parser.parse_args(argv)
-    if len(arguments.runs) < 2:
-        parser.error("ajet compare RUN RUN: at least two runs")
-
-    from ajet.cli.view import opened_experiment
-    from ajet.observe.viewer import differences, differently_judged
-
-    experiments = [opened_experiment(given) for given in arguments.runs]
-    _show_beside("results", experiments, [(label, _values(experiments, name, at)) for label, name, at in RESULTS])
-    print()
-    different = list(differences(experiments).items())
-    if different:
-        _show_beside("config", experiments, different)
-    else:
-        print("their configs are the same")
-    if why := differently_judged(experiments):
-        print(f"\n{why}", file=sys.stderr)
-    return 0
-
-
-def _values(experiments: Sequence[Experiment], metric: str, index: int) -> list[str]:
-    found = []
-    for experiment in experiments:
-        values = [value for value in experiment.metrics()["series"].get(metric, []) if value is not None]
-        found.append(number(values[index] if values else None))
-    return found
-
-
-def _show_beside(title: str, experiments: Sequence[Experiment], rows: Sequence[tuple[str, list[str]]]) -> None:
-    here = f"{Path.cwd()}{os.sep}"
-    table = [
-        [label.removeprefix("ajet."), *(value.replace(here, "") for value in values)]
-        for label, values in rows
-        if set(values) != {"–"}
-    ]
-    print_table([title, *(experiment.name for experiment in experiments)], table)
 
 
 def report(argv: Sequence[str]) -> int:

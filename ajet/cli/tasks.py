@@ -1,4 +1,4 @@
-"""What a model writes before a run, to look at: `ajet tasks generate CONF --out FILE` and `ajet rubrics make CONF`."""
+"""A config's tasks and rubrics, before a run: `ajet tasks generate|check CONF` and `ajet rubrics make CONF`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from ajet.schema.printable import printable
-from ajet.system.command_line import CommandParser, fail
+from ajet.system.command_line import ArgumentError, CommandParser, fail
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -18,19 +18,27 @@ if TYPE_CHECKING:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Read the tasks as a run would, and save them."""
+    """Read the tasks as a run would, and save them, or say which are both trained on and validated on."""
     parser = CommandParser("ajet tasks", description="The tasks of a config, as a run would have them.")
-    parser.add_argument("command", choices=["generate"], help="generate: write or collect them, and save them")
-    _add_config(parser)
-    parser.add_argument("--out", type=Path, required=True, help="the training tasks, as JSON Lines")
-    parser.add_argument("--out-validation", type=Path, help="the validation tasks (default: <out>_validation.jsonl)")
+    parser.add_argument(
+        "command",
+        choices=["generate", "check"],
+        help="generate: write or collect them, and save them; check: find overlap",
+    )
+    add_config(parser)
+    parser.add_argument("--out", type=Path, help="generate: the training tasks, as JSON Lines")
+    parser.add_argument(
+        "--out-validation", type=Path, help="generate: the validation tasks (default: <out>_validation.jsonl)"
+    )
     arguments = parser.parse_intermixed_args(argv)
+    if arguments.command == "generate" and arguments.out is None:
+        raise ArgumentError("generate needs --out FILE: where the tasks go")
 
     from ajet.system.services import yaml_services
     from ajet.task_judge.helper import HelperError
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 
-    config = _config(arguments)
+    config = config_of(arguments)
     reader = build_reader(config)
     try:
         with yaml_services(config):
@@ -39,6 +47,8 @@ def run(argv: Sequence[str]) -> int:
         return fail(f"{error}\n    what was answered so far is kept: run the command again", EXIT_FAILED)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    if arguments.command == "check":
+        return _check(training, validation)
     other = arguments.out_validation or arguments.out.with_name(f"{arguments.out.stem}_validation.jsonl")
     for path, tasks, what in ((arguments.out, training, "train"), (other, validation, "validate")):
         _write(path, tasks)
@@ -46,11 +56,21 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+def _check(training: Sequence[Task], validation: Sequence[Task]) -> int:
+    from ajet.task_reader.overlap import SAME, overlap_lines
+
+    print(f"{'tasks':<18}{len(training):,} to train on, {len(validation):,} to validate on")
+    found = list(overlap_lines(training, validation))
+    for label, text in found:
+        print(printable(f"{label:<18}{text}"))
+    return EXIT_FAILED if any(label == SAME for label, _ in found) else 0
+
+
 def rubrics(argv: Sequence[str]) -> int:
     """Have the rubrics of `judge_type: rubrics_auto_grader` written, unless their file is there, and show them."""
     parser = CommandParser("ajet rubrics", description="The rubrics by which a model grades answers.")
     parser.add_argument("command", choices=["make"], help="make: write them from the config's graded examples")
-    _add_config(parser)
+    add_config(parser)
     parser.add_argument("--again", action="store_true", help="write them anew; the earlier file is kept beside it")
     arguments = parser.parse_intermixed_args(argv)
 
@@ -58,7 +78,7 @@ def rubrics(argv: Sequence[str]) -> int:
     from ajet.task_judge.helper import HelperError
     from ajet.task_judge.rubrics_judge import RubricsJudge
 
-    config = _config(arguments)
+    config = config_of(arguments)
     judge = RubricsJudge(config)
     there = judge.path.is_file() and not arguments.again
     try:
@@ -75,13 +95,14 @@ def rubrics(argv: Sequence[str]) -> int:
     return 0
 
 
-def _add_config(parser: CommandParser) -> None:
+def add_config(parser: CommandParser) -> None:
+    """The arguments of commands that read a config, but run nothing."""
     parser.add_argument("conf", metavar="CONF")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--exp-dir", help="where experiments go (default: saved_experiments)")
 
 
-def _config(arguments: Namespace) -> Config:
+def config_of(arguments: Namespace) -> Config:
     """The config, with the folder of its experiment, where what was answered is kept."""
     from ajet.config import load_config
     from ajet.observe.experiment import folder_of

@@ -92,13 +92,13 @@ def _check(config: Config, arguments: Namespace, flag: BackboneName | None) -> i
 
 def _look_for_problems(config: Config, loaded: Loaded) -> list[str]:
     """What a run would end with. What only looks wrong is printed with the report."""
-    from ajet.backbone.checks import unchecked
+    from ajet.backbone.checks import repeated, unchecked
 
     for remark in remarks(config):
         print(f"  {'note':<10} {remark}")
     for gap in unchecked(config):
         print(f"  {'unchecked':<10} {printable(gap)}")
-    for doubt in doubts(loaded):
+    for doubt in (*doubts(loaded), *repeated(config, loaded.training, loaded.validation)):
         print(f"  {'warning':<10} {printable(doubt)}")
     return list(problems(config, loaded))
 
@@ -159,13 +159,17 @@ def load(config: Config) -> Loaded:
 
 def describe(config: Config, plan: RunPlan, loaded: Loaded) -> Iterator[tuple[str, str]]:
     """The lines of the report: label and text."""
+    from ajet.backbone.checks import model_answers, recipe
     from ajet.config.effects import notes
+    from ajet.schema.install import missing_for_training
 
     ajet = config.ajet
     turns, reply = ajet.rollout.multi_turn.max_steps, ajet.rollout.max_response_length_in_one_turn
     environment = loaded.environment
     counts = f"{len(loaded.training):,} to train on, {len(loaded.validation):,} to validate on"
     yield "model", f"{ajet.model.path}, engine {plan.engine}"
+    if missing_for_training() is None:
+        yield from model_answers(config, plan.engine).lines
     if loaded.workflow is None:
         yield "workflow", f"elsewhere (task_runner.wrapper_type: {ajet.task_runner.wrapper_type})"
     elif ajet.rollout.agent is None:
@@ -196,6 +200,8 @@ def describe(config: Config, plan: RunPlan, loaded: Loaded) -> Iterator[tuple[st
     yield "lengths", f"at most {ajet.rollout.max_model_len:,} tokens per conversation, {reply:,} per reply"
     total = f", {plan.generated:,} in total" if plan.backbone != "prompt" else ""
     yield "generated", f"at most {turns} × {reply:,} tokens per episode and agent{total}"
+    if (sets := recipe(config)) is not None:
+        yield "recipe", sets
     for package in plan.needs:
         yield "needs", _need(package.name)
     for note in notes(config):

@@ -254,6 +254,14 @@ ALGORITHM_RULES = (
         "swap them",
     ),
     ContradictionRule(
+        (f"{ALGORITHM}.recipe", f"{ALGORITHM}.distillation.teacher"),
+        lambda a: (
+            a.trainer_common.algorithm.recipe == "distill" and a.trainer_common.algorithm.distillation.teacher is None
+        ),
+        "recipe: distill learns from a teacher, and there is none",
+        "set algorithm.distillation.teacher to a model, or to the address of a vLLM server",
+    ),
+    ContradictionRule(
         (f"{ALGORITHM}.distillation.teacher", f"{ALGORITHM}.policy_loss"),
         lambda a: (
             a.trainer_common.algorithm.distillation.teacher is not None
@@ -267,6 +275,23 @@ ALGORITHM_RULES = (
         lambda a: _asks_remote_teacher(a) and a.rollout.temperature != 1,
         "a server gives log-probabilities of temperature 1, and rollout.temperature is {rollout.temperature:g}",
         "set rollout.temperature: 1.0",
+    ),
+    ContradictionRule(
+        (f"{ALGORITHM}.rollout_correction.mode", f"{ALGORITHM}.policy_loss"),
+        lambda a: (
+            a.trainer_common.algorithm.policy_loss in ("dppo_tv", "dppo_kl")
+            and a.trainer_common.algorithm.rollout_correction.mode in ("sequence_tis", "masked")
+        ),
+        "the ratio of {trainer_common.algorithm.policy_loss} is to the sampler, so there is nothing left to correct",
+        "leave rollout_correction out, or choose another policy_loss",
+    ),
+    ContradictionRule(
+        (f"{ALGORITHM}.sequence_mask", f"{ALGORITHM}.policy_loss"),
+        lambda a: (
+            a.trainer_common.algorithm.sequence_mask is not None and a.trainer_common.algorithm.policy_loss == "sft"
+        ),
+        "the sequence mask leaves out what has a negative advantage, and policy_loss: sft uses no advantages",
+        "leave sequence_mask out",
     ),
     _replay(
         f"{ALGORITHM}.rollout_correction.mode",

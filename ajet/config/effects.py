@@ -6,12 +6,13 @@ that a YAML sets in vain; `ajet validate` prints them and a run logs them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ajet.config.kinds import BackboneName, EngineName
+from ajet.config.kinds import RECIPES, BackboneName, EngineName, PartOf
 from ajet.config.old_keys import Translated
-from ajet.config.root import Config
+from ajet.config.root import AjetConfig, Config
 from ajet.config.section import Section
 
 IGNORED_BLOCKS = ("hydra", "defaults")
@@ -50,6 +51,7 @@ ONLY_ON: Mapping[str, tuple[BackboneName, ...]] = {
     "rollout.weights_folder": ("local",),
     "rollout.n_vllm_engine": (*_OWN, "trinity"),
     "rollout.remote": _OWN,
+    "rollout.routing_replay": _OWN,
     "rollout.scripted_replies": _OWN,
     "rollout.vllm": _OWN,
     "task_judge.max_error_share": (*_TRAINING, "prompt"),
@@ -99,6 +101,48 @@ ONLY_WITH_ENGINE: Mapping[str, tuple[EngineName, ...]] = {
     "rollout.vllm": ("vllm",),
 }
 """On `debug`, `local` and `prompt`, which run the engine themselves: the engines with which a key has an effect."""
+
+
+def section_at(ajet: AjetConfig, key: str) -> tuple[Section, str]:
+    """The group that holds a key (below `ajet`), and the key's name in it."""
+    *groups, name = key.split(".")
+    section: Section = ajet
+    for group in groups:
+        section = section[group]
+    return section, name
+
+
+def left_to_recipe(ajet: AjetConfig) -> dict[str, Any]:
+    """The keys that the recipe sets because the user doesn't, with their values."""
+    recipe = ajet.trainer_common.algorithm.recipe
+    found: dict[str, Any] = {}
+    for key, value in RECIPES[recipe].items() if recipe else ():
+        section, name = section_at(ajet, key)
+        if name not in section.model_fields_set:
+            found[key] = _part(ajet, value) if isinstance(value, PartOf) else value
+    return found
+
+
+def _part(ajet: AjetConfig, of: PartOf) -> int:
+    section, name = section_at(ajet, of.key)
+    return int(section[name]) // of.by
+
+
+def recipe_line(ajet: AjetConfig, recipe: str) -> str:
+    """What the recipe sets, and what it leaves to the user, in one line."""
+    given = left_to_recipe(ajet)
+    line = ", ".join(f"{_short(key)}: {_written(value)}" for key, value in given.items())
+    yours = [_short(key) for key in RECIPES[recipe] if key not in given]
+    return f"{recipe} sets {line}" + (f"; yours: {', '.join(yours)}" if yours else "")
+
+
+def _short(key: str) -> str:
+    return key.removeprefix("trainer_common.").removeprefix("algorithm.")
+
+
+def _written(value: Any) -> str:
+    """As in a YAML."""
+    return json.dumps(value).strip('"')
 
 
 def listed(table: Mapping[str, Any], key: str) -> str | None:

@@ -273,6 +273,27 @@ ENGINE_RULES = (
         "only the embedded engine repeats bit for bit, and rollout.engine is {rollout.engine}",
         "set rollout.engine: torch, or leave deterministic out",
     ),
+    ContradictionRule(
+        ("rollout.routing_replay", "rollout.engine"),
+        lambda a: a.rollout.routing_replay and a.rollout.engine != "torch",
+        "of the engines, only the embedded one says which experts it chose, and rollout.engine is {rollout.engine}",
+        "set rollout.engine: torch, or leave routing_replay out",
+        on=("local",),
+    ),
+    ContradictionRule(
+        ("rollout.routing_replay", "backbone"),
+        lambda a: a.rollout.routing_replay,
+        "verl follows recorded routes only with Megatron and VeOmni, and here {backbone} trains with FSDP",
+        "leave routing_replay out, or use --backbone=local",
+        on=("verl", "trinity"),
+    ),
+    ContradictionRule(
+        ("rollout.routing_replay", "trainer_common.compile"),
+        lambda a: a.rollout.routing_replay and a.trainer_common.compile,
+        "compiled layers choose their experts themselves",
+        "leave one of them out",
+        on=("local",),
+    ),
     # GPUs of vLLM and the trainer; which of them exist is known only when the run begins
     ContradictionRule(
         ("rollout.vllm.devices",),

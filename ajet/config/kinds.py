@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -45,6 +45,7 @@ READERS: Kinds = {
     "env_service": "ajet.task_reader.env_service->EnvServiceReader",
     "data_generation": "ajet.task_reader.data_generation->DataGenerationReader",
     "tracing": "ajet.task_reader.tracing->TracingReader",
+    "harbor": "ajet.task_reader.harbor->HarborReader",
 }
 """`task_reader.type`: a `BaseTaskReader`."""
 
@@ -53,6 +54,7 @@ JUDGES: Kinds = {
     "rubrics_auto_grader": "ajet.task_judge.rubrics_judge->RubricsJudge",
     "openjudge": "ajet.task_judge.openjudge->OpenJudge",
     "tests": "ajet.task_judge.tests_judge->TestsJudge",
+    "harbor": "ajet.task_judge.harbor_judge->HarborJudge",
     "composite": "ajet.task_judge.composite->CompositeJudge",
 }
 """`task_judge.judge_type`, and `judge` of a composite's part: a `BaseJudge`."""
@@ -127,6 +129,9 @@ LOSSES: Kinds = {
     "ppo": "ajet.trainer.loss->PPO",
     "gspo": "ajet.trainer.loss->GSPO",
     "cispo": "ajet.trainer.loss->CISPO",
+    "dppo_tv": "ajet.trainer.loss->DPPO_TV",
+    "dppo_kl": "ajet.trainer.loss->DPPO_KL",
+    "sapo": "ajet.trainer.loss->SAPO",
     "sft": "ajet.trainer.loss->SFT",
 }
 """`trainer_common.algorithm.policy_loss`: a `PolicyLoss`, or a `LossFunction`."""
@@ -145,6 +150,114 @@ PROPOSERS: Kinds = {
 """`prompt_tuning.proposer`: a `Proposer` with a class method `from_config(config, runtime)`."""
 
 
+class PartOf(NamedTuple):
+    """A value that depends on another key: that one, divided."""
+
+    key: str
+    by: int
+
+
+_ALGORITHM = "trainer_common.algorithm"
+_NO_CLIPPING: Mapping[str, Any] = {f"{_ALGORITHM}.clip_low": 1.0, f"{_ALGORITHM}.clip_high": 100.0}
+_NO_KL: Mapping[str, Any] = {"trainer_common.use_kl_loss": False}
+_GRPO: Mapping[str, Any] = {
+    f"{_ALGORITHM}.policy_loss": "ppo",
+    f"{_ALGORITHM}.adv_estimator": "grpo",
+    f"{_ALGORITHM}.baseline": "auto",
+    f"{_ALGORITHM}.loss_norm": "sequence_mean",
+    f"{_ALGORITHM}.clip_low": 0.2,
+    f"{_ALGORITHM}.clip_high": 0.2,
+    f"{_ALGORITHM}.clip_dual": None,
+    f"{_ALGORITHM}.sequence_mask": None,
+    f"{_ALGORITHM}.entropy_coef": 0.0,
+    f"{_ALGORITHM}.zero_variance_groups": "keep",
+    f"{_ALGORITHM}.overlong.buffer": 0,
+    f"{_ALGORITHM}.overlong.mask": False,
+    f"{_ALGORITHM}.use_kl_in_reward": False,
+    "trainer_common.use_kl_loss": True,
+    "trainer_common.kl_loss_coef": 0.04,
+    "trainer_common.kl_loss_type": "k3",
+}
+"""DeepSeekMath (2402.03300). It gives no clip range; 0.2 is PPO's."""
+_DAPO: Mapping[str, Any] = {
+    **_GRPO,
+    **_NO_KL,
+    f"{_ALGORITHM}.loss_norm": "token_mean",
+    f"{_ALGORITHM}.clip_high": 0.28,
+    f"{_ALGORITHM}.zero_variance_groups": "resample",
+    f"{_ALGORITHM}.overlong.buffer": PartOf("data.max_response_length", 5),
+    f"{_ALGORITHM}.overlong.penalty": 1.0,
+}
+"""DAPO (2503.14476). Its buffer is 4,096 of 20,480 tokens."""
+
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "grpo": _GRPO,
+    "dapo": _DAPO,
+    # 2503.20783
+    "drgrpo": {
+        **_GRPO,
+        **_NO_KL,
+        f"{_ALGORITHM}.adv_estimator": "drgrpo",
+        f"{_ALGORITHM}.loss_norm": "dr_grpo",
+    },
+    # 2507.18071; without a KL term, as its authors' scripts
+    "gspo": {
+        **_GRPO,
+        **_NO_KL,
+        f"{_ALGORITHM}.policy_loss": "gspo",
+        f"{_ALGORITHM}.clip_low": 3e-4,
+        f"{_ALGORITHM}.clip_high": 4e-4,
+    },
+    # MiniMax-M1 (2506.13585), with DAPO's dynamic sampling and length penalty, and no lower bound. It gives no
+    # clip_high: 5 is that of a later study (Khatri et al. 2025, 2510.13786).
+    "cispo": {
+        **_DAPO,
+        f"{_ALGORITHM}.policy_loss": "cispo",
+        f"{_ALGORITHM}.clip_low": 1.0,
+        f"{_ALGORITHM}.clip_high": 5.0,
+    },
+    # 2402.14740: no clipping, log-probabilities summed over a reply (up to a constant factor), KL in the reward (TL;DR)
+    "rloo": {
+        **_GRPO,
+        **_NO_KL,
+        **_NO_CLIPPING,
+        f"{_ALGORITHM}.adv_estimator": "rloo",
+        f"{_ALGORITHM}.loss_norm": "dr_grpo",
+        f"{_ALGORITHM}.use_kl_in_reward": True,
+        "trainer_common.kl_loss_coef": 0.03,
+    },
+    # 2501.03262: KL in the reward, with the coefficient of its runs on general tasks
+    "reinforce_pp": {
+        **_GRPO,
+        **_NO_KL,
+        f"{_ALGORITHM}.adv_estimator": "reinforce_plus_plus",
+        f"{_ALGORITHM}.loss_norm": "token_mean",
+        f"{_ALGORITHM}.use_kl_in_reward": True,
+        "trainer_common.kl_loss_coef": 0.01,
+    },
+    # 2505.10978; tokens weigh alike, as in its published code
+    "gigpo": {
+        **_GRPO,
+        f"{_ALGORITHM}.baseline": "state",
+        f"{_ALGORITHM}.state_weight": 1.0,
+        f"{_ALGORITHM}.loss_norm": "token_mean",
+        "trainer_common.kl_loss_coef": 0.01,
+        "rollout.gamma": 0.95,
+    },
+    "sft": {**_GRPO, **_NO_KL, f"{_ALGORITHM}.policy_loss": "sft", f"{_ALGORITHM}.loss_norm": "token_mean"},
+    # on-policy distillation (Agarwal et al. 2024, 2306.13649; Lu 2025): reverse KL to the teacher as the only advantage
+    "distill": {
+        **_GRPO,
+        **_NO_KL,
+        **_NO_CLIPPING,
+        f"{_ALGORITHM}.loss_norm": "token_mean",
+        f"{_ALGORITHM}.distillation.mode": "alone",
+        f"{_ALGORITHM}.distillation.coef": 1.0,
+    },
+}
+"""`trainer_common.algorithm.recipe`: the keys below `ajet` that a recipe sets, where the user doesn't."""
+
+
 def load(kinds: Kinds, name: str) -> Any:
     """What `name` stands for, imported now. Raises KeyError."""
     return getattr(load_module(kinds, name), kinds[name].partition("->")[2])
@@ -161,7 +274,7 @@ def nearest_name(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _named(kinds: Kinds, *more: str) -> Any:
+def _named(kinds: Iterable[str], *more: str) -> Any:
     """The type of a key that takes one of these names."""
     return Literal[(*kinds, *more)]
 
@@ -193,6 +306,7 @@ if TYPE_CHECKING:  # a type that is made at run time is a plain text to a checke
     LossName = str
     OptimiserName = str
     ProposerName = str
+    RecipeName = str
 else:
     BackboneName = _named(BACKBONES)
     EngineName = _named(ENGINES)
@@ -206,3 +320,4 @@ else:
     LossName = _named_or_own(LOSSES, "path/file.py->your_loss")
     OptimiserName = _named_or_own(PROMPT_OPTIMISERS, "path/file.py->YourAlgorithm")
     ProposerName = _named_or_own(PROPOSERS, "path/file.py->your_function")
+    RecipeName = _named(RECIPES)

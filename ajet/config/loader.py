@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ajet.config.contradictions import contradictions
-from ajet.config.effects import IGNORED_BLOCKS
+from ajet.config.effects import IGNORED_BLOCKS, left_to_recipe, section_at
 from ajet.config.interpolation import InterpolationProblem, is_interpolated, resolve
 from ajet.config.keys import known_keys, nearest, section_of, where_it_belongs
 from ajet.config.kinds import BackboneName
@@ -55,6 +55,9 @@ def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
             yield from _existing(reader.jsonl_dataset_file[split], "file_path", where, folder, Path.is_file)
     if reader.type == "huggingface_dat_repo":
         yield from _folder_or_hub(reader.huggingface_dat_repo, "dataset_path", (*place, "huggingface_dat_repo"), folder)
+    if reader.type == "harbor":
+        for key in ("training_path", "validation_path"):
+            yield from _existing(reader.harbor, key, (*place, "harbor"), folder, Path.is_dir)
     if not ajet.model.path.startswith("tiny:"):
         yield from _model_folder(ajet.model, folder)
     for name, template in ajet.prompt_tuning.templates.items():
@@ -210,6 +213,7 @@ def load_config(
         config.ajet.__dict__["experiment_name"] = file.stem
     if backbone is not None:
         config.ajet.backbone = backbone
+    apply_recipe(config.ajet)
     problems = list(_problems(config.ajet, file.resolve().parent, sources, old_keys, complete))
     if problems:
         raise config_error(sources, problems)
@@ -233,7 +237,15 @@ def make_config(overrides: dict[str, Any] | None = None, /, **blocks: Any) -> Co
     old_keys = translate(tree)
     config = Config.model_validate(tree)
     config.remember_old_keys(old_keys)
+    apply_recipe(config.ajet)
     return config
+
+
+def apply_recipe(ajet: AjetConfig) -> None:
+    """Give what the recipe sets to the keys that the user doesn't. They still count as not given."""
+    for key, value in left_to_recipe(ajet).items():
+        group, name = section_at(ajet, key)
+        group.__dict__[name] = value
 
 
 def _problems(ajet: AjetConfig, folder: Path, sources: Sources, old_keys: Translated, complete: bool) -> list[Problem]:
@@ -265,6 +277,9 @@ def _needed_for_reader(ajet: AjetConfig) -> list[Problem]:
         path = ("ajet", "task_reader", "jsonl_dataset_file", "training", "file_path")
     if reader.type == "huggingface_dat_repo" and reader.huggingface_dat_repo.dataset_path is None:
         path = ("ajet", "task_reader", "huggingface_dat_repo", "dataset_path")
+    if reader.type == "harbor" and reader.harbor.training_path is None:
+        place = ("ajet", "task_reader", "harbor", "training_path")
+        return [Problem(place, "is needed by `task_reader.type: harbor`", "name a folder of tasks")]
     if reader.type == "env_service" and not reader.env_service.env_url:
         place = ("ajet", "task_reader", "env_service", "env_url")
         return [Problem(place, "is needed by `task_reader.type: env_service`", "write http://host:port")]

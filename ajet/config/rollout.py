@@ -285,6 +285,8 @@ class RolloutSection(Section):
     """Seed of everything that is drawn at random while episodes run."""
     deterministic: bool = False
     """Run in lockstep with fixed shapes and keyed random numbers: a run repeats bit for bit, but slower."""
+    routing_replay: bool = False
+    """For a mixture of experts: note which experts the engine sends each token to, and have the trainer follow them."""
     kv_cache_gb: AboveZero | None = None
     """Memory of the embedded engine for keys and values. null: a share of what is free."""
     scripted_replies: str | None = None

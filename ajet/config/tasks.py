@@ -206,6 +206,15 @@ class TracingConfig(Section):
     """Filters of the tasks found: `{type, enabled, params}`. Exact repetitions are always dropped."""
 
 
+class HarborConfig(Section):
+    """`ajet.task_reader.harbor`: tasks in Harbor's format."""
+
+    training_path: str | None = None
+    """A folder of tasks to train on, each a folder with `task.toml`, `instruction.md` and `tests`."""
+    validation_path: str | None = None
+    """A folder of tasks to validate on; none if not given."""
+
+
 class RandomDummyConfig(Section):
     """`ajet.task_reader.random_dummy`: made-up tasks, to try a workflow without data."""
 
@@ -244,6 +253,8 @@ class TaskReaderConfig(Section):
     """Tasks written by a model from documents."""
     tracing: TracingConfig = TracingConfig()
     """Tasks from production traces."""
+    harbor: HarborConfig = HarborConfig()
+    """Tasks in Harbor's format."""
     options: Block = Block()
     """Settings for your own reader."""
     deep_finance: Block = Block()
@@ -266,7 +277,8 @@ class TaskJudgeConfig(Section):
     judge_type: JudgeName = "customized_protocol"
     """Kind of judge: `customized_protocol` (the class in `judge_protocol`), `llm_judge` (a model grades by your
     prompt), `rubrics_auto_grader` (by rubrics from graded examples), `openjudge` (a grader of py-openjudge), `tests`
-    (the task's `test_command`, in the sandbox) or `composite` (the weighted sum of `parts`)."""
+    (the task's `test_command`, in the sandbox), `harbor` (the task's `test.sh`, likewise) or `composite` (the
+    weighted sum of `parts`)."""
     judge_protocol: str | None = None
     """Your judge, if workflows return no reward: `module.path->Class` or `path/file.py->Class`."""
     success_threshold: Real = 1.0

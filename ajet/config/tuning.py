@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from ajet.config.kinds import EstimatorName, LossName, OptimiserName, ProposerName, TrackerName
+from ajet.config.kinds import EstimatorName, LossName, OptimiserName, ProposerName, RecipeName, TrackerName
 from ajet.config.section import (
     AboveZero,
     Count,
@@ -87,6 +87,9 @@ class ReplayConfig(Section):
 class AlgorithmConfig(Section):
     """`ajet.trainer_common.algorithm`: from rewards to a loss."""
 
+    recipe: RecipeName | None = None
+    """A paper's settings of loss, advantage, norm, bounds, KL and groups, for all of these keys that you don't set.
+    `ajet validate` lists them."""
     adv_estimator: EstimatorName = "grpo"
     """How a reward becomes an advantage. `path/file.py->your_estimator`: a function of your own, from a `Comparison` to
     the advantage."""
@@ -99,14 +102,23 @@ class AlgorithmConfig(Section):
     pass_k: Positive = 4
     """`adv_estimator: pass_at_k`: train for the success of the best of this many episodes."""
     policy_loss: LossName = "ppo"
-    """`ppo`, `gspo`, `cispo`, `sft` to imitate, or `path/file.py->your_loss`: a function of your own, from `LossTokens`
-    to the loss of each token."""
+    """Which loss; `sft` imitates. `path/file.py->your_loss`: a function of your own, from `LossTokens` to the loss of
+    each token."""
     clip_low: Annotated[float, Field(ge=0, le=1), NotBool] | None = None
-    """The probability ratio is clipped below 1 - clip_low. null: 0.2, with `gspo` 0.0003."""
+    """The probability ratio is clipped below 1 - clip_low. `dppo_tv` and `dppo_kl`: how far a token's probability may
+    fall, as a difference or in nats. null: 0.2, with `gspo` 0.0003, `dppo_tv` 0.15, `dppo_kl` 0.05."""
     clip_high: Annotated[float, Field(ge=0, le=100), NotBool] | None = None
-    """The probability ratio is clipped above 1 + clip_high. null: 0.28, with `gspo` 0.0004."""
+    """The probability ratio is clipped above 1 + clip_high. `dppo_tv` and `dppo_kl`: how far a token's probability may
+    rise. null: 0.28, with `gspo` 0.0004, `dppo_tv` 0.15, `dppo_kl` 0.05."""
     clip_dual: Annotated[float, Field(gt=1, allow_inf_nan=False), NotBool] | None = 3.0
     """`ppo`, `gspo`: with a negative advantage, a ratio above this adds no gradient. null: no such bound."""
+    tau_pos: AboveZero = 1.0
+    """`sapo`: temperature of the gate where the advantage is above 0. Higher: the gradient fades sooner."""
+    tau_neg: AboveZero = 1.05
+    """`sapo`: temperature where it isn't."""
+    sequence_mask: NonNegative | None = None
+    """Don't train tokens with a negative advantage in trajectories that the sampler found likelier than the policy does
+    by more than this, in nats per token. null: train them."""
     loss_norm: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
     """How tokens are weighted: all tokens alike, all episodes alike, or by a constant length."""
     entropy_coef: Real = 0.0
@@ -221,10 +233,10 @@ class TrainerCommonConfig(Section):
     kl_loss_coef: NonNegative = 0.002
     """Weight of the KL term in the loss."""
     kl_loss_type: Literal[
-        "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full", "kl+", "k1+", "low_var_kl+", "k3+"
+        "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full", "kl+", "k1+", "low_var_kl+", "k3+", "k3_corrected"
     ] = "k3+"
     """Which estimate of the KL divergence. With `+`: the value of the name before it, and the gradient of the
-    divergence itself."""
+    divergence itself. `k3_corrected`: times the ratio to the old policy, for several updates a step."""
     kl_adaptive: KLAdaptiveConfig = KLAdaptiveConfig()
     """Let `kl_loss_coef` follow a target."""
     kl_reference_sync: Count = 0

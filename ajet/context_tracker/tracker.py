@@ -244,6 +244,7 @@ class ContextTracker:
         if ids:
             call.logprobs = np.asarray(completion.logprobs, np.float32)
             call.mask = np.full(len(ids), call.trainable and completion.finish_reason != "abort")
+            call.keep_experts(completion.experts, None if call.extends == ROOT else self._records[call.extends].call)
             record.reply = self._growth.add_sampled(record.prompt, ids, record.index)
             record.reply_turn = self._conversations.add_reply(record.turn, reply, record)
             record.reasoning = split_reasoning(record.said)[0].strip()

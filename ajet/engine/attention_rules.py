@@ -43,7 +43,8 @@ def describe_refusal(model: Any, error: BaseException) -> str:
     if isinstance(error, UnsupportedAttentionError):
         what, line = str(error), ""
     elif isinstance(error, TypeError) and unknown:
-        what = f"it does not take {unknown[1]!r}, an argument that has to reach its attention function"
+        where = "its logits" if unknown[1] == "logits_to_keep" else "its attention function"
+        what = f"it does not take {unknown[1]!r}, an argument that has to reach {where}"
     elif isinstance(error, AttributeError) and isinstance(error.obj, Visibility):
         what = f"it uses {error.name!r} of its mask instead of passing the mask on"
     else:
@@ -174,15 +175,21 @@ def layer_shapes(model: Any) -> list[LayerShape]:
 @contextmanager
 def probing(model: Any) -> Iterator[None]:
     """Inside, the model shows its rules instead of attending, also if it has no weights (PyTorch's `meta` device)."""
+    _register()
+    with torch.no_grad(), attending(model, NAME), one_sequence():
+        yield
+
+
+@contextmanager
+def one_sequence() -> Iterator[None]:
+    """Inside, transformers doesn't look for several sequences in a row: on `meta` there are no positions to look at."""
     from transformers import masking_utils
 
-    _register()
     masks: Any = masking_utils
     packed = masks.find_packed_sequence_indices
-    masks.find_packed_sequence_indices = lambda _positions: None  # there is one sequence, and `meta` has no values
+    masks.find_packed_sequence_indices = lambda _positions: None
     try:
-        with torch.no_grad(), attending(model, NAME):
-            yield
+        yield
     finally:
         masks.find_packed_sequence_indices = packed
 

@@ -139,7 +139,10 @@ class ModelSource:
                         found, dtype=torch_dtype(dtype, device), attn_implementation="eager"
                     )
             except (OSError, ValueError, ImportError) as error:
-                raise ConfigError(f"model {self.name!r} can't be built: {error}") from error
+                why = str(error).partition("\n")[0]  # then every class that there is
+                raise ConfigError(
+                    f"model {self.name!r} can't be built: {why} Choose a causal language model, such as Qwen3 or Llama"
+                ) from error
         untyped: Any = model
         untyped.eval()
         return model

@@ -238,9 +238,9 @@ class RemoteClient:
         status, message = response.status_code, _message(response.text)
         text = f"{state.endpoint.base_url} answered {status}: {message}"
         if status in REFUSED_KEY:
-            state.refused = text
+            state.refused = f"{text} (check rollout.remote.api_key)"
             if all(each.refused for each in self._endpoints):
-                raise EngineError(f"{text} (check rollout.remote.api_key)")
+                raise EngineError(state.refused)
             raise TransientError(EngineError(text), 0.0)
         if status in TRANSIENT:
             kind = EngineOverloadedError if status == 429 else EngineError

@@ -46,7 +46,9 @@ _DAMAGED = (zlib.error, msgspec.DecodeError, LookupError, TypeError, ValueError)
 
 _COLUMNS = ("logprobs", "mask")
 _OWN_FORM = {"sampling": Sampling, "fork": Fork}
-_CALL_FIELDS = [field.name for field in fields(Call) if field.name not in (*_COLUMNS, *_OWN_FORM)]
+_NOT_STORED = ("experts",)
+"""What is needed until the call is trained, and takes too much room."""
+_CALL_FIELDS = [field.name for field in fields(Call) if field.name not in (*_COLUMNS, *_OWN_FORM, *_NOT_STORED)]
 _EPISODE_OWN_FORM = ("status", "tree", "ledger", "outcomes", "failure", "environment", "spans")
 _EPISODE_FIELDS = [field.name for field in fields(Episode) if field.name not in _EPISODE_OWN_FORM]
 _LATER_FIELDS = ("reward_parts", "reward_weights", "prompt_version", "prompts_used", "began", "spans_left_out")

@@ -16,7 +16,8 @@ from html import escape
 from types import TracebackType
 from typing import IO, Any
 
-from ajet.observe.progress_state import Display, ProgressState, duration, headlines, number
+from ajet.observe.progress_state import Display, ProgressState, cost_texts, duration, headlines, number, total_text
+from ajet.observe.running_total import TOTAL_STEPS
 from ajet.schema.episode import Episode
 from ajet.schema.printable import printable
 
@@ -120,6 +121,7 @@ class Progress:
         with self._lock:
             state = self.state
             state.step, state.metrics = step, metrics
+            state.spent.add({TOTAL_STEPS: state.total_steps, **metrics})
             state.steps_this_run += 1
             if "return/mean" in metrics:
                 state.return_by_step.append(metrics["return/mean"])
@@ -190,6 +192,7 @@ class PlainDisplay(Display):
         total = f"/{state.total_steps}" if state.total_steps else ""
         eta = state.eta_seconds
         rest = [f"eta {duration(eta)}"] if eta and eta >= 1 else []
+        rest += cost_texts(state.spent.figures())
         self._line("  ".join([f"{state.unit} {state.step}{total}", *shown, *rest]))
 
     def message(self, text: str, level: str) -> None:
@@ -235,7 +238,7 @@ class JsonDisplay(Display):
         self._write(event="validation", step=state.step, metrics=state.metrics)
 
     def step(self, state: ProgressState) -> None:
-        self._write(event="step", step=state.step, metrics=state.metrics)
+        self._write(event="step", step=state.step, metrics=state.metrics, total=state.spent.figures())
 
     def message(self, text: str, level: str) -> None:
         self._write(event="message", level=level, text=text)
@@ -304,6 +307,8 @@ class NotebookDisplay(Display):
         eta = state.eta_seconds
         left = f", {duration(eta)} left" if eta and eta >= 1 else ""
         rows = [(f"{state.unit}s", f"{_cells(state.step, total)} {state.step}/{total or '?'}{left}")]
+        if state.spent.steps:
+            rows.append(("in all", escape(total_text(state.spent.figures()))))
         if state.standing:
             rows.append(("best", escape(state.standing)))
         if state.phase:

@@ -18,7 +18,7 @@ from rich.segment import ControlType, Segment
 from rich.spinner import Spinner
 from rich.text import Text
 
-from ajet.observe.progress_state import ROUNDING, Display, ProgressState, duration, number
+from ajet.observe.progress_state import ROUNDING, Display, ProgressState, duration, number, total_text
 from ajet.schema.printable import printable
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -221,6 +221,7 @@ class LiveDisplay(Display):
             if values:
                 rows.append((label, Text.assemble((sparkline(values), style), "  ", (number(values[-1]), "bold"))))
         rows.append(("best", Text(state.standing)))
+        rows.append(("in all", Text(total_text(state.spent.figures()) if state.spent.steps else "")))
         rows += [("time", Text(_shares(state))), ("episodes", self._episodes(state))]
         rows += [("failed" if index == 0 else "", Text(line, "red")) for index, line in enumerate(state.tally.lines(2))]
         if not self._closed:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ajet.observe.logs import ONLY_TO_FILE, TRACEBACK
+from ajet.observe.running_total import RunningTotal
 from ajet.schema.episode import Episode, EpisodeStatus, Failure
 
 log = logging.getLogger(__name__)
@@ -155,6 +156,8 @@ class ProgressState:
     viewer: str = ""
     """Where to look at the run: an address, or the command that gives one."""
     sampled_tokens: int = 0
+    spent: RunningTotal = field(default_factory=RunningTotal)
+    """Of all steps, those before a resume included."""
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -200,3 +203,24 @@ def number(value: float) -> str:
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:.3e}" if abs(value) < 1e-4 else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def time_text(total: Mapping[str, float]) -> str:
+    """`3 min 20 s of 12 min 05 s`: so far, and in all if that is known. `total`: `RunningTotal.figures`."""
+    spent, expected = total.get("seconds", 0.0), total.get("expected_seconds", 0.0)
+    return duration(spent) + (f" of {duration(expected)}" if expected - spent >= 1 else "")
+
+
+def cost_texts(total: Mapping[str, float]) -> list[str]:
+    """What is paid for; nothing if nothing is."""
+    texts = [f"{total['gpu_hours']:,.2f} GPU hours"] if "gpu_hours" in total else []
+    if "helper_tokens" in total:
+        price = f", {total['helper_cost']:,.2f}" if "helper_cost" in total else ""
+        texts.append(f"helper {number(total['helper_tokens'])} tokens{price}")
+    return texts
+
+
+def total_text(total: Mapping[str, float]) -> str:
+    """All of it, in a line."""
+    tokens = [f"{number(total['sampled_tokens'])} sampled tokens"] if "sampled_tokens" in total else []
+    return ", ".join([time_text(total), *tokens, *cost_texts(total)])

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FinishReason = Literal["stop", "length", "abort"]
 GREEDY_BELOW = 1e-5
@@ -87,6 +91,8 @@ class Completion:
     """[(index of first token, policy version), …]"""
     top_logprobs: list[list[tuple[int, float]]] | None = None
     cached_prompt_tokens: int = 0
+    experts: NDArray[np.int16] | None = None
+    """With `rollout.routing_replay`: [token, layer, chosen], of all tokens of prompt and reply that were computed."""
 
 
 @dataclass(frozen=True, slots=True)

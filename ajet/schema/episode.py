@@ -99,8 +99,21 @@ class Call:
     started_s: float = 0.0
     """Seconds since the episode began."""
     seconds: float = 0.0
+    experts: NDArray[np.int16] | None = None
+    """With `rollout.routing_replay`: [token, layer, chosen], of the tokens of prompt and reply that the call it extends
+    doesn't have. Not of the last one, which nothing was computed from. Not recorded in files."""
     reply_tokens: int = 0
     """For a reply without token ids: how many tokens its server counted."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Of prompt and reply: all but the last, from which nothing was drawn."""
+        return self.prompt_tokens + len(self.logprobs) - 1
+
+    def keep_experts(self, experts: NDArray[np.int16] | None, extended: Call | None) -> None:
+        """Of all computed tokens, keep what the call that it extends doesn't have."""
+        known = 0 if extended is None or extended.experts is None else extended.computed_tokens
+        self.experts = None if experts is None else experts[known:]
 
 
 @dataclass(slots=True)
@@ -127,6 +140,15 @@ class CallTree:
     def prompt_ids(self, call: int) -> IntArray:
         """What the engine was given for this call."""
         return self.path_ids(self.calls[call].prompt_run)[: self.calls[call].prompt_tokens]
+
+    def experts_of(self, index: int) -> NDArray[np.int16] | None:
+        """[token, layer, chosen] of a call's prompt and reply, but its last token. None if they weren't noted."""
+        call = self.calls[index]
+        if call.experts is None:
+            return None
+        start = call.computed_tokens - len(call.experts)
+        before = self.experts_of(call.extends) if start else None
+        return call.experts if before is None else np.concatenate([before[:start], call.experts])
 
     def children(self) -> list[list[int]]:
         """For each run, the runs that continue it."""

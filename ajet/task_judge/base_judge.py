@@ -140,6 +140,12 @@ class GroupJudge(BaseJudge):
         raise NotImplementedError(f"{type(self).__name__} must define `compute_group_rewards(episodes)`")
 
 
+def has_judge(config: Config) -> bool:
+    """Whether the config names a judge."""
+    section = config.ajet.task_judge
+    return section.judge_type in JUDGES or section.judge_protocol is not None
+
+
 def load_judge(config: Config, base_dirs: Sequence[Path] = ()) -> BaseJudge | None:
     """The judge that `task_judge.judge_type` or `judge_protocol` names. None if neither does: workflows then return
     their own reward."""

@@ -115,6 +115,23 @@ class HelperBudget:
         return self.max_tokens is not None or self.max_cost is not None
 
 
+class HelperMeter:
+    """What the helper was asked in this process, part by part. Processes with a judge of their own aren't counted."""
+
+    def __init__(self, config: Any) -> None:
+        named = config.ajet.helper.model is not None
+        self._budget = HelperModel.from_config(config).budget if named else HelperBudget()
+        self._seen = (0, 0, 0.0)
+
+    def since_last(self) -> dict[str, float]:
+        """Calls, tokens and cost since the last time this was called, as metrics; nothing if nothing was asked."""
+        now = (self._budget.calls, self._budget.tokens, self._budget.cost)
+        names = ("helper/calls", "helper/tokens", "helper/cost")
+        spent = {name: float(new - old) for name, new, old in zip(names, now, self._seen, strict=True)}
+        self._seen = now
+        return {name: value for name, value in spent.items() if value}
+
+
 class HelperModel:
     """A model at an OpenAI-compatible endpoint. Any thread and any event loop may use it."""
 

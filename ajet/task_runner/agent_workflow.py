@@ -25,6 +25,7 @@ from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.schema.errors import AjetError, EnvironmentFault, ImportPathError, RewardError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.task_judge.base_judge import has_judge
 from ajet.task_judge.math_answer_as_judge import same_answer
 from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow import Workflow
@@ -115,7 +116,7 @@ class AgentWorkflow(Workflow):
             context=ToolContext(tuner.sandbox, workflow_task.episode_uuid, workflow_task),
             world=world,
         )
-        judged = tuner.config.ajet.task_judge.judge_protocol is not None
+        judged = has_judge(tuner.config)
         output = output_of(trajectory)
         if environment is not None and not judged:
             _reward_calls(trajectory, tuner)
@@ -260,7 +261,7 @@ class CliWorkflow(Workflow):
         address = ModelAddress(sandbox.gateway_url or base_url, api_key, model)
         run = await self.agent.run(task, task.metadata, sandbox, address, task_id=task.task_id)
         output = output_of_run(run)
-        if tuner.config.ajet.task_judge.judge_protocol is None:
+        if not has_judge(tuner.config):
             output.reward, output.is_success = reward_of_run(run, task)
         return output
 

@@ -279,6 +279,10 @@ class SessionProvider(Protocol):
         """A session with a fresh tracker. Waits for the tokenizer; raises a `UserError` if it can't be loaded."""
         ...
 
+    def check_engine(self) -> None:
+        """Raises a `UserError` if the engine failed to load: no later call can be answered either."""
+        ...
+
     def tuner(self, session: EpisodeSession) -> AjetTuner:
         """The tuner of a workflow in this process."""
         ...

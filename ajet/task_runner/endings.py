@@ -279,6 +279,13 @@ class LateJudge:
         """Whether the judge is asked about each episode by itself."""
         return (await self._judge_now()).per_episode
 
+    async def compares(self) -> bool:
+        """Whether the judge decides about whole groups. Asked before any episode waits, for any judge."""
+        judge: BaseJudge | None = self._judge
+        if judge is None:
+            judge = await asyncio.to_thread(self._load)
+        return isinstance(judge, GroupJudge) and not judge.per_episode
+
     async def settle(self, episodes: Sequence[Episode], stop: asyncio.Event) -> None:
         """Judge those of these episodes that wait, together. Setting `stop` ends it."""
         asked = [episode for episode in episodes if self.waits(episode)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from ajet.environment.environment import (
 )
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxError, SandboxSettings, check_sandbox, open_sandbox
+from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task, WorkflowTask
 from ajet.schema.user_code import check_method, find_named, import_class, looked_in
 from ajet.task_runner.workflow import Workflow
@@ -155,11 +157,32 @@ def _found(folder: str, base_dirs: Sequence[Path], key: str = "ajet.rollout.sand
     raise SandboxError(f"{key}: there is no folder {folder!r}; looked in {looked_in(given, base_dirs)}")
 
 
+TASK_SANDBOX = "sandbox"
+"""The key of a task's metadata that changes `rollout.sandbox` for its episodes."""
+_OF_TASK = ("cpus", "disk_mb", "environment", "exec_seconds", "image", "memory_mb", "processes", "workspace")
+
+
+def of_task(settings: SandboxSettings, metadata: Mapping[str, Any]) -> SandboxSettings:
+    """The settings for a task: it may have another image, folder and size, but can't open what confines it."""
+    changes = metadata.get(TASK_SANDBOX)
+    if changes is None:
+        return settings
+    if not isinstance(changes, Mapping) or (unknown := [key for key in changes if key not in _OF_TASK]):
+        found = f"{unknown[0]!r}" if isinstance(changes, Mapping) else f"{changes!r:.100}"
+        raise TaskDataError(f"a task's `{TASK_SANDBOX}` may have {', '.join(_OF_TASK)}, not {found}")
+    try:
+        return replace(settings, **changes)
+    except (SandboxError, TypeError, AttributeError) as error:
+        raise TaskDataError(f"a task's `{TASK_SANDBOX}`: {error}") from None
+
+
 class LeasedSandbox:
     """One episode's sandbox. `kill` can be called from any thread, at any time."""
 
-    def __init__(self, settings: SandboxSettings) -> None:
+    def __init__(self, settings: SandboxSettings, metadata: Mapping[str, Any]) -> None:
+        """`metadata`: the task's, for `of_task`."""
         self._settings = settings
+        self._metadata = metadata
         self._sandbox: Sandbox | None = None
         self._lock = threading.Lock()
         self._over = False
@@ -169,7 +192,7 @@ class LeasedSandbox:
         gateway_url = None
         if self._settings.network == "gateway":
             gateway_url = tuner.as_oai_baseurl_apikey().base_url
-        sandbox = await open_sandbox(self._settings, gateway_url)
+        sandbox = await open_sandbox(of_task(self._settings, self._metadata), gateway_url)
         with self._lock:
             self._sandbox = sandbox
             over = self._over

@@ -122,6 +122,8 @@ class ModelLoader:
         """Why the run can't begin, if this is what the engine raised while it loaded."""
         ajet = self._config.ajet
         name = "" if isinstance(error, EngineError) else f"{type(error).__name__}: "
+        if ajet.rollout.engine in ("remote", "sglang"):  # the server's model, which may have another name
+            return ConfigError(f"ajet.rollout.engine: {ajet.rollout.engine} can't be used: {name}{error}")
         return ConfigError(
             f"ajet.rollout.engine: {ajet.rollout.engine} could not load {ajet.model.path!r}: {name}{error}"
         )

@@ -116,6 +116,10 @@ class RolloutPool:
             self._ended(episode)
         return episode
 
+    async def judges_groups(self) -> bool:
+        """Whether the judge compares the episodes of a group, which must then be played together."""
+        return self._late_judge is not None and await self._late_judge.compares()
+
     async def settle_group(self, name: str, episodes: Sequence[Episode], others: Sequence[Episode]) -> None:
         """Let the judge decide about a group, if it decides about groups. `others` are no part of it."""
         late = self._late_judge
@@ -205,6 +209,10 @@ class RolloutPool:
     @asynccontextmanager
     async def _slot(self, stop: asyncio.Event) -> AsyncIterator[None]:
         """Hold one of the slots. A stopped episode doesn't need one."""
+        if not self._slots.locked():
+            async with self._slots:
+                yield
+            return
         slot = asyncio.create_task(self._slots.acquire())
         stopped = asyncio.create_task(stop.wait())
         try:

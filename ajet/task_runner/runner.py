@@ -142,6 +142,8 @@ class _AttemptRun:
         if self._session is not None:
             facts.outcomes = frozenset(self._session.tracker.outcomes)
             facts.engine_failure = self._session.engine_failure
+            if facts.engine_failure is not None:
+                self._runner.sessions.check_engine()
         if facts.result is not None and facts.result.unjudged is not None:
             self._runner.note_unjudged(facts.result.unjudged)
         ending = ending_of(facts, rules)

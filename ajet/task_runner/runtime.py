@@ -7,6 +7,7 @@ loop; runners call the `SessionProvider` methods on it.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -102,6 +103,10 @@ if TYPE_CHECKING:
     from ajet.schema.task import WorkflowTask
     from ajet.task_runner.remote import RemoteRunner
 
+GARBAGE = (50_000, 20, 10)
+"""Python's own thresholds have it look for cyclic garbage after every 700 new objects: a seventh of what episodes cost
+beside the model. Hardly any of them are garbage then."""
+
 STOP_S = 3.0
 """How long each stage of stopping may take, and what those before it left over: Ctrl-C ends a run within 10 s."""
 
@@ -134,11 +139,13 @@ class Runtime:
         """With `wrapper_type: outside`: the episodes that external programs begin."""
         self._judge: BaseJudge | None = None
         self._stopped = False
+        self._garbage_before = gc.get_threshold()
 
     # ------------------------------------------------------------ life
 
     def start(self) -> Runtime:
         """Start everything; returns once the user's code is imported. Raises a `UserError` if that fails."""
+        gc.set_threshold(*GARBAGE)
         try:
             self._start()
         except BaseException:  # including Ctrl-C: end whatever was started
@@ -151,6 +158,7 @@ class Runtime:
         if self._stopped:
             return
         self._stopped = True
+        gc.set_threshold(*self._garbage_before)
         if not self._service.running:
             return
         until = time.monotonic()
@@ -205,8 +213,7 @@ class Runtime:
     async def open_session(self, attempt: WorkflowAttempt) -> EpisodeSession:
         """The session of one attempt."""
         model = await asyncio.shield(asyncio.wrap_future(self._loader.loaded))
-        if self._loader.engine_error is not None:
-            raise self._loader.engine_error
+        self.check_engine()
         task = attempt.workflow_task
         settings = SessionSettings.from_config(
             self.config,
@@ -218,6 +225,11 @@ class Runtime:
             repeat=task.task_thread_index,
         )
         return model.open_session(attempt.episode_id, settings, self._limits, attempt.deadline_s)
+
+    def check_engine(self) -> None:
+        """Raise why the engine will never be ready, if it won't."""
+        if self._loader.engine_error is not None:
+            raise self._loader.engine_error
 
     def tuner(self, session: EpisodeSession) -> AjetTuner:
         """The tuner of a workflow in this process."""

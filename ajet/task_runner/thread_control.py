@@ -159,10 +159,12 @@ async def _ended() -> None:
     """Cancel what the running loop still has to do, and shut down what belongs to it."""
     loop = asyncio.get_running_loop()
     for _ in range(2):  # what is cancelled may begin something
-        if left := asyncio.all_tasks() - {asyncio.current_task()}:
-            for task in left:
-                task.cancel()
-            await asyncio.wait(left)
+        left = asyncio.all_tasks() - {asyncio.current_task()}  # this looks through the tasks of all loops
+        if not left:
+            break
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left)
     await close_connections()
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()

@@ -100,7 +100,7 @@ class ThreadRunner:
         environment = None
         if self._environments is not None:
             environment = LeasedEnvironment(self._environments, workflow_task.task, workflow_task.episode_uuid)
-        sandbox = None if self._sandboxes is None else LeasedSandbox(self._sandboxes)
+        sandbox = None if self._sandboxes is None else LeasedSandbox(self._sandboxes, workflow_task.task.metadata)
 
         thread = self.threads.start(
             lambda: run_workflow(

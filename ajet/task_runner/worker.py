@@ -132,7 +132,7 @@ async def _serve(
             ask_ending=ask_ending,
             on_judge=lambda: send(judging=True),  # the judge is to blame for a crash from here on
             environment=environment,
-            sandbox=None if sandboxes is None else LeasedSandbox(sandboxes),
+            sandbox=None if sandboxes is None else LeasedSandbox(sandboxes, workflow_task.task.metadata),
         )
     send(result=result.to_json())
     await writer.drain()

@@ -34,6 +34,7 @@ from ajet.engine.attention_rules import (
 )
 from ajet.trainer.block_attention import BlockAttention, Calls, has_cpu_kernel, plan_calls
 from ajet.trainer.pack import Blocks, Pack
+from ajet.trainer.tree_states import PackSegment, branching, segments_of
 
 NAME = "ajet_tree"
 """The attention implementation's name in transformers' registry."""
@@ -50,6 +51,8 @@ class AttentionPlan:
     """Tokens of the longest path."""
     calls: dict[tuple[Visibility, bool], Calls] = field(default_factory=dict)
     """For CPUs: calls by visibility and whether scores are modified. Layers with the same rule share them."""
+    segments: list[PackSegment] = field(default_factory=list)
+    """Where it forks, for layers that keep a state."""
     flex_masks: dict[Visibility, Any] = field(default_factory=dict)
     """On GPUs."""
 
@@ -77,7 +80,8 @@ class AttentionPlan:
 def plan_attention(pack: Pack, device: torch.device) -> AttentionPlan:
     """Prepare the attention function's inputs, once per pack. All layers share them."""
     ends_N, depth_N = (torch.from_numpy(values).to(device) for values in (pack.ends, pack.positions))
-    return AttentionPlan(pack.blocks, ends_N, depth_N, int(pack.positions.max()) + 1 if len(pack) else 0)
+    longest = int(pack.positions.max()) + 1 if len(pack) else 0
+    return AttentionPlan(pack.blocks, ends_N, depth_N, longest, segments=segments_of(pack.ends))
 
 
 def pack_arguments(pack: Pack, plan: AttentionPlan) -> dict[str, Any]:
@@ -97,7 +101,7 @@ def tree_attention(model: Any) -> Iterator[None]:
     """Replace the model's attention for the block (forward *and* backward), and restore it afterwards."""
     _register()
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-    with attending(base, NAME):
+    with branching(base), attending(base, NAME):
         yield
 
 

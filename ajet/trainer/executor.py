@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ajet.engine.attention_rules import REFUSALS, describe_refusal, layer_shapes, length_dependent_rope
+from ajet.engine.layers import stated_kinds
 from ajet.engine.quantization import parameter_count
 from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer.attention import attention_left_whole
@@ -31,6 +32,7 @@ from ajet.trainer.forward import (
     why_not_liger,
 )
 from ajet.trainer.pack import Item, Layout, Pack, items_of, make_packs
+from ajet.trainer.tree_states import can_branch
 
 log = logging.getLogger("ajet.trainer")
 
@@ -112,17 +114,24 @@ A wrong mask causes a far larger difference, rounding in long rows a far smaller
 """
 
 
-def tree_support(model: Any) -> str | None:
-    """Why this model can't compute packed trees, judging by its configuration; None if it may be able to."""
+def carried_state(model: Any) -> str | None:
+    """Which layers carry a state from token to token; None if none do."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config = base.config.get_text_config()
-    layer_types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
-    recurrent = sorted({kind for kind in layer_types if any(word in str(kind) for word in RECURRENT)})
+    recurrent = sorted({kind for kind in stated_kinds(base) if any(word in kind for word in RECURRENT)})
     if recurrent:
         return f"{type(base).__name__} has layers that carry a state from token to token ({', '.join(recurrent)})"
-    if getattr(base, "_is_stateful", False):
-        return f"{type(base).__name__} carries a state from token to token"
-    if not getattr(base, "_supports_attention_backend", False) or not hasattr(base, "set_attn_implementation"):
+    stateful = getattr(base, "_is_stateful", False)
+    return f"{type(base).__name__} carries a state from token to token" if stateful else None
+
+
+def tree_support(model: Any) -> str | None:
+    """Why this model can't compute packed trees, judging by its layers; None if it may be able to."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    state = carried_state(base)
+    if state is not None:
+        if not can_branch(base):
+            return state
+    elif not getattr(base, "_supports_attention_backend", False) or not hasattr(base, "set_attn_implementation"):
         return f"{type(base).__name__} does not use transformers' attention interface"
     if (kind := length_dependent_rope(base)) is not None:
         return f"{type(base).__name__}'s rotary embedding ({kind}) depends on the length of a row"
@@ -265,8 +274,8 @@ class CostModel:
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         embedding = config.vocab_size * config.hidden_size
         weights = max(sum(map(parameter_count, model.parameters())) - embedding, 1)
-        # forward + backward: 6 per weight, 14 per pair and channel; attention runs at half the layers' speed (measured)
-        pair = 2.0 * 14.0 * layers * config.num_attention_heads * head_size
+        # forward + backward: 6 per weight, 14 per pair and channel, at the same speed (measured)
+        pair = 14.0 * layers * config.num_attention_heads * head_size
         return cls(token=6.0 * weights, pair=pair, block=BLOCK_OPERATIONS * layers, batch=BATCH_OPERATIONS * layers)
 
     def estimate(self, packs: Sequence[Pack], budget: int = 1 << 30) -> float:
@@ -309,6 +318,22 @@ def plan(items: Sequence[Item], costs: CostModel, budget: int | None, layouts: S
     """The packs in whichever of these layouts should be fastest."""
     candidates = [make_packs(items, layout, budget) for layout in layouts]
     return min(candidates, key=lambda packs: costs.estimate(packs, budget or 1 << 30))
+
+
+def follow_sampler(packs: Sequence[Pack], items: Sequence[Item]) -> None:
+    """Give the packs the experts that the sampler chose, where they were noted."""
+    trees = {item.episode: item.tree for item in items}
+    for pack in packs:
+        for (episode, call), edges in pack.edges.by_call():
+            noted = trees[episode].experts_of(call)
+            if noted is None:
+                continue
+            if pack.experts is None:
+                pack.experts = np.full((len(pack), *noted.shape[1:]), -1, np.int16)
+            last = int(pack.edges.position[edges].max())
+            path = np.flatnonzero(pack.ends[: last + 1] > last)
+            known = noted[: len(path)]
+            pack.experts[path[: len(known)]] = known
 
 
 class Chosen(NamedTuple):

@@ -3,7 +3,8 @@ no memory. Nothing is loaded, and it works for every model that the trainer can 
 
 `training_bytes` gives the parts. The largest, one pass over a pack, comes from `pass_bytes`, which runs the trainer's
 own forward and backward pass, with a stand-in for attention that makes and keeps what the real one would, and counts
-the bytes that are alive at once. If all layers are alike, passes with two and with three layers give the need of all.
+the bytes that are alive at once. If the layers repeat, passes with a few and with some more of them give the need of
+all; if layers go along the tokens with a state, short passes give the need of long ones.
 """
 
 from __future__ import annotations
@@ -13,28 +14,47 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers.integrations import moe
 
-from ajet.engine.attention_rules import ALL, Visibility, attending
+from ajet.engine.attention_rules import (
+    ALL,
+    REFUSALS,
+    Visibility,
+    attending,
+    describe_refusal,
+    layer_shapes,
+    one_sequence,
+)
+from ajet.engine.layers import first_layers, layer_kinds, layers_of, period_of
 from ajet.engine.quantization import bytes_in_4_bits, linear_layers
+from ajet.schema.errors import FeatureUnavailableError
+from ajet.trainer.executor import carried_state, rows_for, tree_support
 from ajet.trainer.forward import Entropy, causal_model, chunk_positions, run_edges, vocabulary_of
 from ajet.trainer.optimizer import GROUP_BYTES
-from ajet.trainer.pack import Edges
+from ajet.trainer.pack import Edges, Layout
 
 SMALL_8BIT, BLOCK_8BIT = 4096, 256
 """bitsandbytes: weights with fewer numbers keep 32 bits; numbers that share a factor."""
 
-FEW = (2, 3)
-"""The number of layers in a measured pass, if further layers would only repeat them."""
+FEW = 2
+"""The layers of a measured pass if all are alike, and another pass has one more."""
+ASKED = 8
+"""The tokens of a pass that only tells whether there can be one."""
+SCANNED = (256, 512)
+"""The tokens of measured passes through layers that go along the tokens with a state. Multiples of every chunk size."""
+SCANNED_SINGLY = (32, 64)
+"""The same where transformers goes token by token, as in Mamba 1."""
+MAMBA_1 = ("mamba_dt_rank", "time_step_rank")
+"""Keys of configurations whose models have such layers."""
 
 NAME = {"cpu": "ajet_footprint_cpu", "cuda": "ajet_footprint_cuda"}
 """The stand-ins' names in transformers' registry, by the device that they stand for."""
@@ -55,6 +75,34 @@ class Pass:
     """Whether logits are divided by a temperature other than 1."""
     entropy: bool = False
     """Whether the entropy is part of the loss."""
+
+
+class TrainedAs(NamedTuple):
+    """How a model's packs are computed."""
+
+    layout: Layout
+    why_rows: str | None
+    """What is in the way of trees."""
+
+
+def trained_as(model: Any) -> TrainedAs:
+    """Ask a model on the `meta` device. Shapes can't say whether values are right: a run compares those on its first
+    batch. Raises a `FeatureUnavailableError` if the model can't be trained."""
+    why_rows = tree_support(model)
+    try:
+        pass_bytes(model, Pass(ASKED, ASKED))
+    except REFUSALS as error:
+        why = describe_refusal(model, error)
+        raise FeatureUnavailableError(f"the local trainer can't train {type(model).__name__}: {why}") from error
+    except RuntimeError:  # an operation that needs values
+        if why_rows is None:
+            raise
+    if why_rows is None:
+        try:
+            layer_shapes(model)
+        except REFUSALS as error:
+            why_rows = describe_refusal(model, error)
+    return TrainedAs(Layout.TREE if why_rows is None else rows_for(model), why_rows)
 
 
 class TrainingBytes(NamedTuple):
@@ -129,33 +177,67 @@ def pass_bytes(model: Any, one: Pass) -> int:
 
 
 def _pass_bytes(model: Any, one: Pass) -> int:
-    """Extrapolate to all layers: in each stage of a pass, every further layer adds the same amount."""
-    layers = layers_alike(model)
-    if layers is None:
-        return max(_peaks(model, one).values())
-    body = causal_model(model).base_model
+    singly = any(hasattr(causal_model(model).config.get_text_config(), key) for key in MAMBA_1)
+    few, many = SCANNED_SINGLY if singly else SCANNED
+    if not _is_stateful(model) or one.tokens <= many or layers_of(model) is None:
+        return max(_all_layers(model, one).values())
+    near, far = (_short(model, replace(one, tokens=tokens, trained=1)) for tokens in (few, many))
+    steps = (one.tokens - few) / (many - few)
+    peaks = {stage: peak + int((far[stage] - peak) * steps) for stage, peak in near.items()}
+    with first_layers(model, 0):
+        one_of_them, all_of_them = (
+            max(_peaks(model, replace(one, trained=some)).values()) for some in (1, one.trained)
+        )
+    peaks["after"] += all_of_them - one_of_them
+    return max(peaks.values())
+
+
+@lru_cache(maxsize=2)
+def _short(model: Any, one: Pass) -> dict[str, int]:
+    """The two passes that tell of long ones, with and without their logits."""
+    return _all_layers(model, one)
+
+
+def _is_stateful(model: Any) -> bool:
+    """Whether layers go along the tokens with a state."""
+    return bool(getattr(causal_model(model), "_is_stateful", False))
+
+
+def _all_layers(model: Any, one: Pass) -> dict[str, int]:
+    """The peaks with all layers: in each stage of a pass, every further period of them adds the same amount."""
+    few = few_layers(model)
+    if few is None:
+        return _peaks(model, one)
     found = []
-    try:
-        for count in FEW:
-            body.layers = nn.ModuleList(list(layers)[:count])
+    for count in (few.fewer, few.more):
+        with first_layers(model, count):
             found.append(_peaks(model, one))
-    finally:
-        body.layers = layers
-    (fewer, more), steps = found, (len(layers) - FEW[0]) // (FEW[1] - FEW[0])
-    return max(peak + (more[stage] - peak) * steps for stage, peak in fewer.items())
+    (fewer, more), steps = found, (few.layers - few.fewer) // (few.more - few.fewer)
+    return {stage: peak + (more[stage] - peak) * steps for stage, peak in fewer.items()}
 
 
-def layers_alike(model: Any) -> Any:
-    """The model's layers, if there are many and they are all alike."""
-    layers = getattr(causal_model(model).base_model, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or len(layers) <= FEW[1]:
+class FewLayers(NamedTuple):
+    """Two beginnings of a model's layers that tell what all of them need."""
+
+    fewer: int
+    more: int
+    """By one period."""
+    layers: int
+    """All, a whole number of periods more."""
+
+
+def few_layers(model: Any) -> FewLayers | None:
+    """For a model of which further layers only repeat the first ones. None: all have to be computed."""
+    layers = layers_of(model)
+    if layers is None:
         return None
-    kinds = {
-        (type(layer), *((name, each.shape, each.dtype, each.requires_grad) for name, each in layer.named_parameters()))
-        for layer in layers
-    }
     shared = len({id(each) for each in layers.parameters()}) < sum(len(list(each.parameters())) for each in layers)
-    return layers if len(kinds) == 1 and not shared else None
+    period = period_of(layer_kinds(layers))
+    # where kinds differ, each of them is also between the first and the last layer
+    fewer = FEW if period == 1 else 2 * period + len(layers) % period
+    if shared or len(layers) <= fewer + period:
+        return None
+    return FewLayers(fewer, fewer + period, len(layers))
 
 
 def _peaks(model: Any, one: Pass) -> dict[str, int]:
@@ -170,7 +252,7 @@ def _peaks(model: Any, one: Pass) -> dict[str, int]:
         with LiveBytes([*model.parameters(), *model.buffers()]) as counter, _stand_in(model, one.device):
             for parameter in trained:
                 parameter.grad = torch.empty_like(parameter)
-            with _stages(getattr(causal_model(model).base_model, "layers", ()), counter):
+            with _stages(layers_of(model) or (), counter):
                 loss = _forward(model, one)
             loss.backward()  # type: ignore[no-untyped-call]
         peaks: dict[str, int] = counter.peaks
@@ -214,12 +296,9 @@ def _stages(layers: Any, counter: LiveBytes) -> Iterator[None]:
 
 def _forward(model: Any, one: Pass) -> Tensor:
     ids = torch.zeros(1, one.tokens, dtype=torch.long, device="meta")
-    arguments = {
-        "input_ids": ids,
-        "position_ids": torch.zeros_like(ids),
-        "attention_mask": torch.ones_like(ids),
-        "use_cache": False,
-    }
+    arguments = {"input_ids": ids, "use_cache": False}
+    if carried_state(model) is None:  # without values, layers with a state can't look at either
+        arguments |= {"position_ids": torch.zeros_like(ids), "attention_mask": torch.ones_like(ids)}
     whole = np.zeros(one.trained, np.int64)
     edges = Edges(
         position=np.arange(one.trained),
@@ -287,7 +366,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _stand_in(model: Any, device: str) -> Iterator[None]:
     _register()
     causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-    with attending(causal, NAME[device]), _experts_of_any_format():
+    with attending(causal, NAME[device]), one_sequence(), _experts_of_any_format():
         yield
 
 

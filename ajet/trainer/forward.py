@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.utils.generic import ModelOutput
 
 from ajet.engine.attention_rules import forget_lengths, length_dependent_rope
+from ajet.engine.routing import ARGUMENT as ROUTES
 from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.schema.install import install_command
 from ajet.trainer.attention import pack_arguments, plan_attention, tree_attention
@@ -206,6 +207,8 @@ class PackForward:
 
     def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
         arguments = pack_arguments(pack, plan_attention(pack, _device(model)))
+        if pack.experts is not None:
+            arguments[ROUTES] = torch.from_numpy(pack.experts).to(_device(model))[None].long()
         if self.liger:
             return run_fused(model, arguments, None, pack.edges)
         return run_edges(model, arguments, None, pack.edges, entropy, _chunk(model, pack, self.chunk))
@@ -257,8 +260,10 @@ class RowForward:
             line = {row: index for index, row in enumerate(batch)}
             lines = np.array([line[int(row)] for row in edge_row[edges]])
             columns = pack.edges.position[edges] - row_starts[edge_row[edges]]
-            ids = _padded(pack, [rows[row] for row in batch])
-            arguments = {"input_ids": torch.from_numpy(ids).to(device), "use_cache": False}
+            here = [rows[row] for row in batch]
+            arguments = {"input_ids": torch.from_numpy(_padded(pack.ids, here)).to(device), "use_cache": False}
+            if pack.experts is not None:
+                arguments[ROUTES] = torch.from_numpy(_padded(pack.experts, here)).to(device).long()
             chosen = _select(pack.edges, edges, columns)
             if self.liger:
                 parts.append(run_fused(model, arguments, lines, chosen))
@@ -302,13 +307,13 @@ def padded_tokens(pack: Pack, budget: int) -> int:
     return sum(len(batch) * max(lengths[row] for row in batch) for batch in row_batches(pack, budget))
 
 
-def _padded(pack: Pack, rows: list[tuple[int, int]]) -> np.ndarray:
-    """The ids of a right-padded batch. Causal models never see the padding."""
+def _padded(values: np.ndarray, rows: list[tuple[int, int]]) -> np.ndarray:
+    """A right-padded batch of what the tokens have. Causal models never see the padding."""
     longest = max(end - start for start, end in rows)
-    ids = np.zeros((len(rows), longest), np.int64)
+    padded = np.zeros((len(rows), longest, *values.shape[1:]), values.dtype)
     for line, (start, end) in enumerate(rows):
-        ids[line, : end - start] = pack.ids[start:end]
-    return ids
+        padded[line, : end - start] = values[start:end]
+    return padded
 
 
 def _select(edges: Edges, chosen: np.ndarray, position: np.ndarray) -> Edges:
@@ -348,6 +353,8 @@ def run_edges(
         places, edge_place = np.unique(edges.position, return_inverse=True)
         keep = torch.from_numpy(places).to(device)
         logits_BPV = model(**arguments, logits_to_keep=keep).logits
+        if logits_BPV.shape[1] != len(places):  # the model swallows what it doesn't know, and gives all of them
+            logits_BPV = logits_BPV[:, keep]
         found = targets.take(_at_places(logits_BPV, line_E, edge_place), 0)
     return EdgeLogprobs(found[0], found[1] if len(found) > 1 else None)
 

@@ -20,6 +20,8 @@ from torch import Tensor
 
 MOST_LOG_RATIO = 20.0
 """Log ratios count as at most this: exp of a long trajectory's sum would overflow."""
+SMALLEST_REST = 1e-6
+"""The probability that is left to the other tokens, in `binary_kl`, is at least about this."""
 
 
 class CorrectionMode(StrEnum):
@@ -89,10 +91,19 @@ class KLType(StrEnum):
     """The value of k1, the gradient of k2."""
     LOW_VAR_KL_PLUS = "low_var_kl+"
     """The value of k3, the gradient of k2."""
+    LOW_VAR_KL_CORRECTED = "low_var_kl_corrected"
+    """π / π_old x k3, the ratio differentiated, too: unbiased, with its gradient, also where π has left π_old
+    (DeepSeek-V3.2, 2512.02556, section 3.1). Its gradient is π / π_old x that of k2, and is computed so: clamping
+    an overflowing k3 would turn the gradient round."""
 
 
-def divergence(new_E: Tensor, reference_E: Tensor, kind: KLType) -> Tensor:
-    """An estimate at each sampled token."""
+def divergence(new_E: Tensor, reference_E: Tensor, kind: KLType, old_E: Tensor | None = None) -> Tensor:
+    """An estimate at each sampled token. `old_E`: π_old, for `LOW_VAR_KL_CORRECTED`; None: the current policy."""
+    if kind is KLType.LOW_VAR_KL_CORRECTED:
+        plain_E = divergence(new_E, reference_E, KLType.LOW_VAR_KL_PLUS)
+        if old_E is None:
+            return plain_E
+        return (new_E - old_E).detach().clamp(max=MOST_LOG_RATIO).exp() * plain_E
     d_E = reference_E - new_E
     if kind is KLType.K1:
         return -d_E
@@ -201,6 +212,51 @@ def cispo_loss(tokens: LossTokens) -> TokenLoss:
     return TokenLoss(-ratio.clamp(max=bound) * tokens.advantage * tokens.new, ratio > bound)
 
 
+def dppo_loss(tokens: LossTokens, divergence_of: Callable[[Tensor, Tensor], Tensor]) -> TokenLoss:
+    """DPPO's (Qi et al. 2026, *Rethinking the Trust Region in LLM Reinforcement Learning*, 2602.04879): -M r A.
+
+    r = π / π_sampler. M is 0 where the update would lead out of the trust region: A > 0, r > 1 and D > clip_high, or
+    A < 0, r < 1 and D > clip_low, with D a divergence of the two policies at this token. It is 1 elsewhere. Published
+    scripts also truncate r, at bounds from 5 to 10,000; here it is only kept from overflowing.
+    """
+    found = divergence_of(tokens.new.detach(), tokens.sampler)
+    up = (tokens.advantage > 0) & (tokens.ratio > 1) & (found > tokens.settings.clip_high)
+    down = (tokens.advantage < 0) & (tokens.ratio < 1) & (found > tokens.settings.clip_low)
+    return TokenLoss(-tokens.ratio * tokens.advantage * ~(up | down), up | down)
+
+
+def binary_tv(new: Tensor, sampler: Tensor) -> Tensor:
+    """|π - π_sampler|: the total variation of "this token, or another"."""
+    return (new.exp() - sampler.exp()).abs()
+
+
+def binary_kl(new: Tensor, sampler: Tensor) -> Tensor:
+    """KL(π_sampler ‖ π) of "this token, or another". A token that was or is certain counts as almost certain."""
+    new, sampler = (log.clamp(max=-SMALLEST_REST) for log in (new, sampler))
+    rest_new, rest_sampler = (torch.log(-torch.expm1(log)) for log in (new, sampler))
+    return sampler.exp() * (sampler - new) - torch.expm1(sampler) * (rest_sampler - rest_new)
+
+
+def dppo_tv_loss(tokens: LossTokens) -> TokenLoss:
+    """`dppo_loss` with D = `binary_tv`."""
+    return dppo_loss(tokens, binary_tv)
+
+
+def dppo_kl_loss(tokens: LossTokens) -> TokenLoss:
+    """`dppo_loss` with D = `binary_kl`."""
+    return dppo_loss(tokens, binary_kl)
+
+
+def sapo_loss(tokens: LossTokens) -> Tensor:
+    """SAPO's (Gao et al. 2025, *Soft Adaptive Policy Optimization*, 2511.20347): -(4 / τ) σ(τ (r - 1)) A.
+
+    τ is tau_pos where A > 0, else tau_neg. At r = 1 the gradient is that without clipping; it fades as r leaves 1.
+    """
+    settings = tokens.settings
+    tau = torch.full_like(tokens.ratio, settings.tau_neg).masked_fill(tokens.advantage > 0, settings.tau_pos)
+    return -(4.0 / tau) * torch.sigmoid(tau * (tokens.ratio - 1.0)) * tokens.advantage
+
+
 def imitation_loss(tokens: LossTokens) -> Tensor:
     """-log π."""
     return -tokens.new
@@ -212,6 +268,12 @@ GSPO = PolicyLoss("gspo", clipped_loss, by_trajectory=True)
 """The same with the ratio of the whole trajectory."""
 CISPO = PolicyLoss("cispo", cispo_loss)
 """Log-likelihood, weighted with the clipped, detached ratio: clipping never zeroes a token's gradient."""
+DPPO_TV = PolicyLoss("dppo_tv", dppo_tv_loss, to_sampler=True)
+"""Ratio to the sampler; a token is left out where its probability changed too much, whatever its ratio."""
+DPPO_KL = PolicyLoss("dppo_kl", dppo_kl_loss, to_sampler=True)
+"""The same with a divergence in nats."""
+SAPO = PolicyLoss("sapo", sapo_loss)
+"""A smooth gate of the ratio in place of clipping."""
 SFT = PolicyLoss("sft", imitation_loss, imitates=True)
 """Log-likelihood only."""
 
@@ -236,6 +298,26 @@ class LossSettings:
     """For a sampler that differs from the trainer. None: off."""
     distillation_coef: float = 1.0
     """Weight of a teacher's advantage, where there is a teacher."""
+    sequence_mask: float | None = None
+    """Leave out tokens with an advantage below 0 in trajectories whose mean log π_sampler / π is above this: the
+    off-policy sequence mask of DeepSeek-V3.2 (2512.02556, section 3.1), there with one advantage for the whole
+    sequence. None: off."""
+
+    @property
+    def sums_sampler(self) -> bool:
+        """Whether the ratio of π_old to the sampler is needed of whole trajectories, over all packs."""
+        corrected = self.correction is not None and self.correction.by_trajectory and not self.policy_loss.to_sampler
+        return corrected or self.sums_drift
+
+    @property
+    def sums_drift(self) -> bool:
+        """Whether that of π to the sampler is."""
+        return self.sequence_mask is not None or (self.policy_loss.by_trajectory and self.policy_loss.to_sampler)
+
+    @property
+    def sums_ratio(self) -> bool:
+        """Whether that of π to π_old is, which takes a forward pass of its own."""
+        return self.policy_loss.by_trajectory or self.sums_drift
 
 
 @dataclass(slots=True)
@@ -257,7 +339,7 @@ class EdgeTensors:
     sampler_log_ratio_T: Tensor | None = None
     """Corrections by trajectory: the sum of log π_old / π_sampler of each. None: as above."""
     drift_T: Tensor | None = None
-    """Losses to the sampler by trajectory: mean log π / π_sampler of each. None: as above."""
+    """Sequence mask, losses to the sampler by trajectory: mean log π / π_sampler of each. None: as above."""
 
 
 @dataclass(slots=True)
@@ -293,6 +375,11 @@ def policy_loss(
             taught_M = (edges.teacher_E - old_E).detach()[at]
             note("teacher_kl", -taught_M)
             advantage_M = advantage_M + settings.distillation_coef * taught_M
+        if settings.sequence_mask is not None:
+            drift_E = trajectory_means((new_E - edges.sampler_E).detach(), edges.trajectory_E, edges.drift_T)
+            left_out_M = (advantage_M < 0) & (-drift_E[at] > settings.sequence_mask)
+            note("sequence_masked", left_out_M.to(new_E.dtype))
+            weight_M = weight_M * ~left_out_M
     ratio_M = _log_ratio(new_E, old_E, edges, loss).clamp(max=MOST_LOG_RATIO).exp()[at]
     token_M, clipped_M = loss(
         LossTokens(
@@ -312,7 +399,7 @@ def policy_loss(
     note("policy", token_M.detach())
     result.loss = result.loss + (weight_M * token_M).sum()
     if edges.reference_E is not None and not loss.imitates:
-        kl_M = divergence(new_E, edges.reference_E, settings.kl_type)[at]
+        kl_M = divergence(new_E, edges.reference_E, settings.kl_type, old_E.detach())[at]
         note("kl", kl_M.detach())
         result.loss = result.loss + settings.kl_coef * (edges.weight_M * kl_M).sum()
     if entropy_E is not None:

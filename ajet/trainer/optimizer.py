@@ -95,8 +95,10 @@ class MasterAdamW:
         groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         common: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
         if settings.state_bits == 32:
-            # one weight after the other: all at once would take as much memory again as the weights
-            self._adam = torch.optim.AdamW(groups, foreach=False, **common)
+            # one weight after the other: all at once would take as much memory again as the weights; a CPU's kernel
+            # goes over each once
+            on_cpu = all(master.device.type == "cpu" for master in self._masters.values())
+            self._adam = torch.optim.AdamW(groups, foreach=False, fused=on_cpu, **common)
         else:
             self._adam = adam_8bit()(groups, **common)
 

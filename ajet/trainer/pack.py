@@ -93,6 +93,8 @@ class Pack:
     edges: Edges
     unshared_tokens: int
     """Tokens that the same edges would take as one flat row per call."""
+    experts: NDArray[np.int16] | None = None
+    """[N, layers, chosen] to follow; -1 where the model chooses itself."""
 
     def __len__(self) -> int:
         return len(self.ids)

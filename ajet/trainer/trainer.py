@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,11 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ajet.engine.routing import following
 from ajet.schema.episode import CallTree
 from ajet.trainer.credit.estimators import EpisodeCredit, LossNorm, mini_batches
-from ajet.trainer.executor import TOLERANCE, Chosen, CostModel, Logprobs, choose, plan
+from ajet.trainer.executor import TOLERANCE, Chosen, CostModel, Logprobs, choose, follow_sampler, plan
 from ajet.trainer.forward import Entropy, Forward, require_liger
 from ajet.trainer.loss import AdaptiveKL, EdgeTensors, LossSettings, policy_loss, trajectory_sums
+from ajet.trainer.meter import UpdateMeter
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Item, Layout, Pack, items_of
 
@@ -73,6 +75,8 @@ class TrainSettings:
     """Run the model's layers compiled."""
     liger: bool = False
     """Compute logprobs by Liger's kernel."""
+    follows_sampler: bool = False
+    """Send tokens to the experts that they went to when they were sampled."""
     seed: int = 0
 
 
@@ -122,7 +126,7 @@ class Updater:
         `sampled_by_this`: all tokens were sampled by this very model, as it is now. What was recorded of them then is
         π_old, if the first batch confirms it.
         """
-        meter = _Meter()
+        meter = UpdateMeter()
         self.before = {}
         items = items_of(batch)
         if items:
@@ -134,14 +138,14 @@ class Updater:
         self._after_step(meter)
         return meter.values
 
-    def _train(self, items: list[Item], norm: LossNorm, given: _Given, meter: _Meter) -> None:
+    def _train(self, items: list[Item], norm: LossNorm, given: _Given, meter: UpdateMeter) -> None:
         """Every pass over the batch."""
         began = time.perf_counter()
         forward, layouts = self._executor(items)
         packs_of = [self._plan(part, layouts) for part in self._mini_batches(items, norm)]
         for packs in packs_of:
             meter.packs(packs)
-        with self._checkpointing(), forward.session(self.model):
+        with self._checkpointing(), forward.session(self.model), self._following():
             first, *others = packs_of
             alone = self._yields_old(first)
             self.before |= self._old(forward, others if alone else packs_of, items, given)
@@ -158,8 +162,7 @@ class Updater:
 
     def _yields_old(self, first: list[Pack]) -> bool:
         """Whether the first mini-batch needs no pass for π_old: that of its update yields it."""
-        correction = self.settings.loss.correction
-        spread = correction is not None and correction.by_trajectory and len(first) > 1
+        spread = self.settings.loss.sums_sampler and len(first) > 1
         return not spread and not self._dropouts
 
     def _old(self, forward: Forward, packs_of: list[list[Pack]], items: list[Item], given: _Given) -> Logprobs:
@@ -178,7 +181,7 @@ class Updater:
                 return old
         return recorded
 
-    def _after_step(self, meter: _Meter) -> None:
+    def _after_step(self, meter: UpdateMeter) -> None:
         """What changes from step to step beside the weights."""
         self.steps += 1
         adaptive, kl = self.settings.kl_adaptive, meter.values.get("loss/kl")
@@ -195,7 +198,7 @@ class Updater:
 
     def logprobs(self, batch: Batch) -> Logprobs:
         """The current policy's logprobs of all trained tokens, by (episode, call)."""
-        return self._measure(batch, self.model)
+        return self._measure(batch, self.model, as_sampled=True)
 
     def reference_logprobs(self, batch: Batch) -> Logprobs:
         """The reference's logprobs of all trained tokens, by (episode, call)."""
@@ -206,21 +209,23 @@ class Updater:
 
     # ------------------------------------------------------------------------------------------------ its parts
 
-    def _step(self, forward: Forward, packs: list[Pack], known: _Known, meter: _Meter) -> None:
+    def _step(self, forward: Forward, packs: list[Pack], known: _Known, meter: UpdateMeter) -> None:
         """One optimiser step: the packs' gradients add up."""
         old = known.old
         settings = replace(self.settings.loss, kl_coef=self.kl_coef)
         entropy = Entropy.GRADIENT if settings.entropy_coef else Entropy.VALUE
-        log_ratio_T = sampler_log_ratio_T = None
+        log_ratio_T = sampler_log_ratio_T = drift_T = None
         if len(packs) > 1 and old is not None:
-            if settings.policy_loss.by_trajectory:
+            if settings.sums_ratio:
                 sums, numbers = self._over_trajectories(packs, lambda pack: self._log_ratio(forward, pack, old))
                 log_ratio_T = sums / numbers.clamp(min=1)
-            if settings.correction is not None and settings.correction.by_trajectory:
-                sampler_log_ratio_T, _ = self._over_trajectories(packs, lambda pack: self._sampler_log_ratio(pack, old))
+            if settings.sums_sampler:
+                gaps, numbers = self._over_trajectories(packs, lambda pack: self._sampler_log_ratio(pack, old))
+                sampler_log_ratio_T = gaps
+                drift_T = None if log_ratio_T is None else log_ratio_T + gaps / numbers.clamp(min=1)
         for pack in packs:
             edges = self._tensors(pack, known)
-            edges.log_ratio_T, edges.sampler_log_ratio_T = log_ratio_T, sampler_log_ratio_T
+            edges.log_ratio_T, edges.sampler_log_ratio_T, edges.drift_T = log_ratio_T, sampler_log_ratio_T, drift_T
             with self._adapter_dropout():
                 logprobs = forward(self.model, pack, entropy=entropy)
                 if old is None:  # the first step of this batch: its own forward pass yields them
@@ -260,6 +265,7 @@ class Updater:
     def _reference_logprobs(self, forward: Forward, packs_of: list[list[Pack]]) -> Logprobs | None:
         if not self._wants_reference:
             return None
+        packs_of = [[replace(pack, experts=None) for pack in packs] for packs in packs_of]  # it has routes of its own
         if self.reference is None:
             with self.model.disable_adapter():
                 return self._logprobs(forward, packs_of, self.model)
@@ -277,16 +283,23 @@ class Updater:
                         known[key] = values[where]
         return known
 
-    def _measure(self, batch: Batch, model: Any) -> Logprobs:
+    def _measure(self, batch: Batch, model: Any, *, as_sampled: bool = False) -> Logprobs:
         items = items_of(batch)
         if not items:
             return {}
         forward, layouts = self._executor(items)
-        with forward.session(model):
-            return self._logprobs(forward, [self._plan(items, layouts)], model)
+        with forward.session(model), self._following() if as_sampled else nullcontext():
+            return self._logprobs(forward, [self._plan(items, layouts, as_sampled=as_sampled)], model)
 
-    def _plan(self, items: list[Item], layouts: Sequence[Layout]) -> list[Pack]:
-        return plan(items, self._costs, self.budget, layouts)
+    def _plan(self, items: list[Item], layouts: Sequence[Layout], *, as_sampled: bool = True) -> list[Pack]:
+        packs = plan(items, self._costs, self.budget, layouts)
+        if self.settings.follows_sampler and as_sampled:
+            follow_sampler(packs, items)
+        return packs
+
+    def _following(self) -> AbstractContextManager[None]:
+        """Around passes of the policy, if it follows the sampler's routes."""
+        return following(self.model) if self.settings.follows_sampler else nullcontext()
 
     def _executor(self, items: list[Item]) -> Chosen:
         """Chosen once."""
@@ -391,56 +404,3 @@ def _recorded(items: Sequence[Item]) -> Logprobs:
 def _at(pack: Pack, known: Logprobs) -> NDArray[np.float64]:
     """Logprobs in the order of the pack's edges."""
     return np.concatenate([known[key] for key, _ in pack.edges.by_call()])
-
-
-class _Meter:
-    """Collects the metrics of one update."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-        self.applied = 0
-        self._steps = 0
-        self._weight = 0.0
-        self._sums: dict[str, float] = {}
-
-    def add(self, sums: dict[str, Tensor]) -> None:
-        """The weighted sums of one pack."""
-        for name, value in sums.items():
-            number = float(value)
-            if name.endswith("/max"):
-                self._sums[name] = max(self._sums.get(name, -np.inf), number)
-            else:
-                self._sums[name] = self._sums.get(name, 0.0) + number
-
-    def step(self, grad_norm: float, applied: bool, lr: float) -> None:
-        """One optimiser step."""
-        self._steps += 1
-        self.applied += applied
-        self.values["train/grad_norm"] = grad_norm
-        self.values["train/lr"] = lr
-        weight = self._sums.get("weight/sum", 0.0) or 1.0
-        for name, value in self._sums.items():
-            if name == "weight/sum":
-                continue
-            if name.endswith("/max"):
-                self.values[f"loss/{name.removesuffix('/max')}_max"] = value
-            elif name == "total/sum":
-                self.values["loss/total"] = value / self._steps
-            else:
-                self.values[f"loss/{name.removesuffix('/sum')}"] = value / weight
-
-    def time(self, name: str, began: float) -> None:
-        """Seconds since `began`."""
-        self.values[name] = time.perf_counter() - began
-
-    def packs(self, packs: list[Pack]) -> None:
-        """Tokens computed, and what flat rows would have cost."""
-        add = {
-            "tokens/trained": sum(len(pack.edges) for pack in packs),
-            "tokens/computed": sum(len(pack) for pack in packs),
-            "tokens/as_flat_rows": sum(pack.unshared_tokens for pack in packs),
-            "tokens/packs": len(packs),
-        }
-        for name, value in add.items():
-            self.values[name] = self.values.get(name, 0.0) + value
-        self.values["tokens/packing_ratio"] = self.values["tokens/as_flat_rows"] / self.values["tokens/computed"]

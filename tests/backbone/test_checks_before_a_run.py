@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from ajet.backbone.checks import check_start
 from ajet.cli.main import main
 from ajet.config import make_config
+from ajet.engine.tiny_tokenizer import write_tokenizer
 from ajet.schema.errors import ImportPathError
 from support.hybrids import hybrid_config
 
@@ -105,14 +107,36 @@ def test_a_run_refuses_it_before_pytorch_is_imported(name: str, here: Path) -> N
 def test_the_embedded_engine_says_which_models_it_can_serve(
     family: str, why: str | None, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = hybrid_config(family)
-    config.save_pretrained(here / "hybrid")
+    hybrid_config(family).save_pretrained(here / "hybrid")
+    write_tokenizer(here / "hybrid", "qwen2")
     main(["validate", "c.yaml", "model.path=hybrid"])
-    error = capsys.readouterr().err
+    said, error = capsys.readouterr()
+    assert ("served     by the embedded engine, which keeps states" in said) == (why is None)
+    rows = "trained    as rows:" in said and "carry a state from token to token (linear_attention)" in said
+    assert rows == (family != "Qwen3.5") and ("trained    as trees" in said) == (family == "Qwen3.5")
     assert ("can't serve" in error) == (why is not None)
     assert why is None or (why in error and "rollout.engine: vllm" in error)
-    assert main(["validate", "c.yaml", "model.path=hybrid", "--backbone=verl"]) == 2
-    assert "can't serve" not in capsys.readouterr().err
+    main(["validate", "c.yaml", "model.path=hybrid", "--backbone=verl"])
+    said, error = capsys.readouterr()
+    assert "can't serve" not in error and "trained  " not in said
+
+
+@pytest.mark.parametrize("model", ["tiny:qwen3", "Qwen/Qwen3-0.6B"])
+def test_the_trainer_says_that_it_shares_what_calls_share(
+    model: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", "c.yaml", f"model.path={model}", "rollout.max_model_len=18000"]) == 0
+    assert "trained    as trees: what calls share is computed once" in capsys.readouterr().out
+
+
+def test_what_can_not_be_trained_is_refused_with_the_fix(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    AutoConfig.for_model("t5", d_model=32, num_layers=2).save_pretrained(here / "other")
+    write_tokenizer(here / "other", "qwen2")
+    for command in (["validate", "c.yaml"], ["--conf", "c.yaml"]):
+        assert main([*command, "model.path=other"]) == 2
+        error = capsys.readouterr().err
+        assert "ajet.model.path: model '" in error and "can't be built: Unrecognized configuration class" in error
+        assert error.endswith("Choose a causal language model, such as Qwen3 or Llama\n")
 
 
 def test_validate_says_what_it_did_not_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

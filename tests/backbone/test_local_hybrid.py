@@ -9,6 +9,7 @@ import pytest
 
 from ajet.cli.main import main
 from ajet.engine.tiny_tokenizer import write_tokenizer
+from support.asks_twice import AGENTS
 from support.hybrids import hybrid_model
 
 CONF = """\
@@ -22,20 +23,6 @@ ajet:
   rollout: {user_workflow: "agents.py->Agent", num_repeat: 4, max_model_len: 512, max_response_length_in_one_turn: 12}
   data: {train_batch_size: 2, max_prompt_length: 300, max_response_length: 200}
   trainer_common: {total_training_steps: 2}
-"""
-AGENTS = """\
-from ajet import Workflow, WorkflowOutput
-
-class Agent(Workflow):
-    async def execute(self, workflow_task, tuner):
-        client = tuner.as_raw_openai_sdk_client()
-        messages, letters = [], []
-        for question in ("one?", "two?"):
-            messages.append({"role": "user", "content": question})
-            reply = await client.chat.completions.create(model="m", messages=messages)
-            messages.append({"role": "assistant", "content": reply.choices[0].message.content or ""})
-            letters += messages[-1]["content"]
-        return WorkflowOutput(reward=sum(each in "aeiou" for each in letters) / max(1, len(letters)))
 """
 
 

@@ -13,7 +13,12 @@ from ajet.backbone.memory_plan import CUDA_BYTES, GIB, WIDTH, Device, MemoryPlan
 from ajet.cli.main import main
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
+from ajet.engine.torch import FULL_LENGTH_CACHE
+from ajet.engine.torch.kv_cache import KVPool
+from ajet.engine.torch.readers import PassPart
+from ajet.engine.torch.runner import Runner, Work
 from ajet.schema.errors import ConfigError
+from support.hybrids import hybrid_config, hybrid_model
 
 TINY = "tiny:qwen3-3m"
 H200 = Device("cuda", 141 * GIB)
@@ -21,6 +26,7 @@ PUBLISHED = {
     "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
     "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
     "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": 30_532_122_624,
 }
 """Parameters, as the models' own files have them."""
 
@@ -146,11 +152,8 @@ def test_experts_sinks_and_huge_vocabularies_are_planned_anywhere(tmp_path: Path
 
 
 def test_what_can_not_be_computed_without_weights_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mamba = shape_of(tmp_path / "mamba", "mamba")
-    assert plan_memory(make_config({"model.path": mamba}), "local", H200) is None
-
     def lacks(*_given: Any, **_options: Any) -> Any:
         raise RuntimeError("unsupported scalarType\nand more")
 
@@ -158,6 +161,28 @@ def test_what_can_not_be_computed_without_weights_is_said(
     assert plan_memory(make_config({"model.path": TINY}), "local", H200) is None
     assert main(["validate", "configs/quickstart.yaml", "--plan", f"model.path={TINY}"]) == 0
     assert f"memory: not planned, because a pass of {TINY} can't be computed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["Qwen3.5", "Falcon-H1", "LFM2"])
+def test_layers_with_a_state_take_states_and_no_keys(tmp_path: Path, family: str) -> None:
+    config = hybrid_config(family)
+    config.save_pretrained(tmp_path)
+    model = hybrid_model(family)
+    cache = config.get_text_config().num_hidden_layers if family == "Falcon-H1" else 2
+    runner = Runner(model)
+    pool = KVPool(runner.kv_shape, runner.dtype, runner.device, 4096)
+    kv = pool.allocate(64, 64)
+    assert kv is not None
+    kv.keep_at = 9
+    runner.forward([], [Work(PassPart(kv, 0, 9), list(range(9)), False)])
+    runner.forward([], [Work(PassPart(kv, 9, 20), list(range(20)), True)])
+    kept = sum(state.bytes for states in kv.states.values() for state in states)
+    keys = {"model__path": str(tmp_path), "rollout__max_model_len": 512, "trainer_common__max_tokens_per_step": 1024}
+    plan = planned(Device("cpu", 900 * GIB), **keys, rollout__max_num_seqs=10)
+    token = 2 * cache * 2 * 8 * 4
+    assert size(plan, "KV cache") == FULL_LENGTH_CACHE * 10 * (512 * token + kept)
+    assert size(plan, "states") == 10 * kept // 2
 
 
 @pytest.mark.slow

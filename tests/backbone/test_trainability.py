@@ -20,7 +20,6 @@ from ajet.backbone.trainability import (
     LengthLimits,
     Probe,
     Probed,
-    Share,
     figures,
     find_hole,
     quoted,
@@ -50,12 +49,6 @@ def measured(*groups: list[Episode]) -> AuditFigures:
 def decided(*groups: list[Episode], hole: str | None = None, batch: int = 8) -> tuple[str, str, int | None]:
     found = verdict(measured(*groups), hole, LIMITS, batch)
     return found.what, found.key, found.value
-
-
-def test_intervals_are_wilsons() -> None:
-    assert Share.of([0.0] * 10) == pytest.approx((0, 0, 0.2775), abs=1e-3)
-    assert Share.of([1.0] * 10) == pytest.approx((1, 0.7225, 1), abs=1e-3)
-    assert Share.of([1.0] * 8 + [0.0] * 8) == pytest.approx((0.5, 0.28, 0.72), abs=1e-2)
 
 
 def test_figures_are_those_of_the_usable_episodes() -> None:

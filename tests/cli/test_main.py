@@ -53,9 +53,9 @@ FLAGS = {
 """The surface that users' scripts rely on: a flag may be added here, never taken away."""
 
 NAMES = {
-    "agentops", "audit", "chat", "compare", "completion", "config", "doctor", "env", "eval", "export", "init",
-    "migrate", "report", "rollout", "rubrics", "runner", "runs", "schema", "serve", "store", "tasks", "tools", "tune",
-    "validate", "view", "vllm",
+    "agentops", "audit", "bench", "chat", "compare", "completion", "config", "diagnose", "doctor", "env", "eval",
+    "export", "init", "judge", "migrate", "report", "rollout", "rubrics", "runner", "runs", "schema", "serve", "store",
+    "tasks", "tools", "tune", "validate", "view", "vllm",
 }  # fmt: skip
 
 

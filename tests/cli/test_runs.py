@@ -67,31 +67,6 @@ def test_the_list_fits_the_terminal(here: Path, columns: int) -> None:
     assert "math-agent-rloo" in shown if columns == 80 else "math-ag" in shown
 
 
-def test_compare_shows_results_and_different_keys(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = here / "saved_experiments" / "math-agent-rloo" / "config.resolved.yaml"
-    config.write_text(config.read_text().replace("num_repeat: 4", "num_repeat: 9", 1))
-    code, out, _ = said(capsys, "compare", "math-agent", "saved_experiments/math-agent-rloo")
-    assert code == 0
-    assert "return, last step" in out
-    code, _, error = said(capsys, "compare", "math-agent", "math-agnt")
-    assert code == 2
-    assert "did you mean math-agent?" in error and "math-agent-rloo" in error
-    code, _, error = said(capsys, "compare", "math-agent")
-    assert code == 2 and "see: ajet compare --help" in error
-
-
-def test_compare_warns_of_rewards_by_different_judges(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [here / "saved_experiments" / name / "environment.json" for name in ("math-agent", "math-agent-rloo")]
-    known = [json.loads(file.read_text()) for file in files]
-    runs = ("compare", "math-agent", "math-agent-rloo")
-    for judges, warned in ((("A", "A"), False), (("A", ""), False), (("A", "B (exact rules alone)"), True)):
-        for file, before, judge in zip(files, known, judges, strict=True):
-            file.write_text(json.dumps(before | {"judge": judge}))
-        _, _, error = said(capsys, *runs)
-        expected = "can't be compared (math-agent: A; math-agent-rloo: B (exact rules alone))"
-        assert ("scored differently" in error) is (expected in error) is warned
-
-
 @pytest.mark.parametrize("command", [("report",), ("export", "episodes"), ("compare", "math-agent")])
 def test_a_name_that_is_no_run(here: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
     code, _, error = said(capsys, *command, "math-agnt")

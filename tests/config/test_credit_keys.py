@@ -55,6 +55,11 @@ def test_kl_in_the_reward_switches_the_loss_term_off() -> None:
         ({**REPLAY, f"{ALGORITHM}.use_kl_in_reward": True}, "divergence of the present policy"),
         ({**REPLAY, "rollout.top_p": 0.9}, "not the sampler's"),
         ({**REPLAY, "rollout.top_k": 50}, "not the sampler's"),
+        (
+            {f"{ALGORITHM}.policy_loss": "dppo_tv", f"{ALGORITHM}.rollout_correction.mode": "sequence_tis"},
+            "nothing left to correct",
+        ),
+        ({f"{ALGORITHM}.policy_loss": "sft", f"{ALGORITHM}.sequence_mask": 0.5}, "uses no advantages"),
         ({"trainer_common.early_stop.target": 0.5, "trainer_common.test_freq": 0}, "there are none"),
         ({"task_reader.curriculum.enabled": True, "task_reader.shuffle": False}, "in file order"),
         (

@@ -15,6 +15,9 @@ GPUS = {
     "qwen3_0.6b_1gpu": 24,
     "qwen3_8b_lora_1gpu": 48,
     "qwen2.5_7b_1xh200": 139,
+    "qwen3.5_4b_lora_1gpu": 48,
+    "qwen3.5_9b_1xh200": 139,
+    "qwen3_30b_a3b_8gpu_verl": 80,
     "qwen2.5_7b_8gpu_verl": 80,
     "qwen2.5_7b_2nodes_verl": 80,
 }

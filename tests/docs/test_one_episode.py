@@ -38,6 +38,6 @@ def test_every_file_is_named_with_something_in_it() -> None:
 
 
 def test_the_task_is_the_first_of_the_quickstart() -> None:
-    (task,) = blocks_of(PAGE)
+    task, *_ = blocks_of(PAGE)
     data = ROOT / "tutorial" / "example_math_agent" / "quickstart" / "data" / "train.jsonl"
     assert task.code.strip() == data.read_text().splitlines()[0]

@@ -114,6 +114,14 @@ def test_the_navigation_has_every_page() -> None:
     assert nav == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
 
 
+def test_the_pages_of_users_stay_short() -> None:
+    """Not those of contributors, of the configuration, which is generated, and in Chinese."""
+    pages = [page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in ("dev", "config", "zh")]
+    sizes = {str(page.relative_to(DOCS)): page.stat().st_size for page in pages}
+    assert not {name: size for name, size in sizes.items() if size > 25_000}
+    assert sum(sizes.values()) <= 300_000, "say it once, link to it elsewhere, and move internals to docs/dev/"
+
+
 def test_the_pages_load_nothing_from_other_hosts() -> None:
     for page in DOCS.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
@@ -139,6 +147,8 @@ def test_yaml_loads(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for named in re.findall(r"[\w./]+\.(?:jsonl|yaml|py)\b", block.code):
         (tmp_path / named).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / named).touch()
+    for named in re.findall(r"(?:training|validation)_path: (\w+)", block.code):
+        (tmp_path / named).mkdir()
     file = tmp_path / "page.yaml"
     file.write_text(yaml.safe_dump(value))
     load_config(file, complete=False)

@@ -79,6 +79,7 @@ def test_the_built_site_fetches_nothing_from_elsewhere(site: Path) -> None:
         parser.feed(page.read_text(encoding="utf-8"))
         assert not [address for address in parser.addresses if re.match(r"(https?:)?//", address)], page
         assert 'class="mermaid"' not in page.read_text(encoding="utf-8")
+    assert '<div class="board">' in (site / "dev" / "board" / "index.html").read_text(encoding="utf-8")
     for sheet in site.rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet
     listed = re.findall(r"^- \[.+\]\((.+)\): .+$", (site / "llms.txt").read_text(encoding="utf-8"), re.MULTILINE)
@@ -97,7 +98,8 @@ FIRST = {
     "error": "Questions and errors",
     "offline": "Does it work offline?",
     "viewer": "Viewer",
-    "reward": "Rewards",
+    "reward": "Rewards and judges",
+    "judge": "Rewards and judges",
 }
 """What a newcomer types, and the title that the first result must have: the page's, or that of its section found first.
 Where another comes first: a heading with that word, and `search: boost:` at the page's top."""

@@ -175,7 +175,7 @@ def test_the_settings_of_a_service() -> None:
 
 
 def test_the_embedded_engine_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "program.py").write_text(code("engines.md", "asyncio.run(main())"))
+    (tmp_path / "program.py").write_text(code("dev/one_episode.md", "asyncio.run(main())"))
     runpy.run_path(str(tmp_path / "program.py"))
     assert re.fullmatch(r"(stop|length) \[[\d, ]+\] \[\(0, 0\)\]\n", capsys.readouterr().out)
 
@@ -245,6 +245,15 @@ def test_the_program_that_trains_from_python(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "saved_experiments/solver/hf").is_dir()
+
+
+@pytest.mark.slow
+def test_the_program_that_evaluates_from_python(tmp_path: Path) -> None:
+    (tmp_path / "measure.py").write_text(code("python.md", "ajet.evaluate(echo"))
+    command = [sys.executable, "measure.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 2 and len(list((tmp_path / "kept").iterdir())) == 2
 
 
 def test_the_trainer_with_keys_and_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

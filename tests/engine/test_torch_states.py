@@ -19,8 +19,9 @@ from ajet.schema.errors import FeatureUnavailableError
 from support.hybrids import HYBRIDS, STATEFUL, hybrid_model
 from support.torch_helpers import ask, ask_all, forward_logits, forward_logprobs, random_prompt, request, stats
 
-EXACT = {"Qwen3-Next": 5e-5, "Qwen3.5-MoE": 2e-5, "Zamba 2": 3e-5}
-"""Where the model's own logits differ by more than 1e-5 between a pass with its cache and one without."""
+EXACT = {"Qwen3.5-MoE": 2e-5}
+"""Where the model's own log-probabilities differ by more than 1e-5 between passes with its cache, cut in the same
+places, and one without: by 1.3e-5, as much as the engine's. Qwen3-Next's differ by 6e-6, Zamba 2's by 4e-6."""
 
 
 @pytest.mark.parametrize("family", STATEFUL)

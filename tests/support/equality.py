@@ -43,6 +43,10 @@ CASES = {
     },
     "cispo": {"algorithm.policy_loss": "cispo"},
     "sft": {"algorithm.policy_loss": "sft"},
+    "dppo-tv": {"algorithm.policy_loss": "dppo_tv", "algorithm.clip_low": 0.01, "algorithm.clip_high": 0.01},
+    "dppo-kl": {"algorithm.policy_loss": "dppo_kl", "algorithm.clip_low": 0.001, "algorithm.clip_high": 0.001},
+    "sapo": {"algorithm.policy_loss": "sapo"},
+    "corrected-kl": {"use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": "k3_corrected"},
     "own": {"algorithm.policy_loss": "support.own_loss->fading"},
     "one-update": {"mini_batch_num": 1, "use_kl_loss": True, "kl_loss_coef": 0.5, "algorithm.entropy_coef": 0.05},
 }

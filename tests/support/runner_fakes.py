@@ -13,7 +13,7 @@ from ajet.gateway.chat import EpisodeSession, SessionSettings, pick_parser
 from ajet.gateway.gateway import EpisodeKey, Gateway
 from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, Sampling
 from ajet.schema.episode import CallTree, Ledger, Outcome
-from ajet.schema.errors import ContextOverflowError, RewardError
+from ajet.schema.errors import ContextOverflowError, RewardError, UserError
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import WorkflowAttempt
 from ajet.task_runner.runner import TaskRunner
@@ -136,6 +136,12 @@ class SmallProvider:
         self.gateway: Gateway | None = None
         self._starting = asyncio.Lock()
         self._max_model_len = max_model_len
+        self.refusal: UserError | None = None
+        """Why the engine could not load."""
+
+    def check_engine(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
     async def open_session(self, attempt: WorkflowAttempt) -> EpisodeSession:
         session = EpisodeSession(

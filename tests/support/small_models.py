@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 VOCAB = 32
 
 
-def small_model(family: str = "qwen2", seed: int = 0, **options: Any) -> Any:
+def small_model(family: str = "qwen2", seed: int = 0, attn: str = "sdpa", **options: Any) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -28,7 +28,7 @@ def small_model(family: str = "qwen2", seed: int = 0, **options: Any) -> Any:
         "tie_word_embeddings": True,
     }
     config = AutoConfig.for_model(family, **{**settings, **options})
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attn).eval()
 
 
 def weights(model: Any) -> dict[str, torch.Tensor]:

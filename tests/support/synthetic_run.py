@@ -296,9 +296,33 @@ def step_metrics(step: int, episodes: list[Episode], rng: random.Random) -> dict
         "train/entropy": 0.25 + 0.6 * fade + rng.gauss(0, 0.02), "train/clip_fraction": abs(rng.gauss(0.03, 0.01)),
         "train/grad_norm": 0.4 + 0.5 * fade + abs(rng.gauss(0, 0.05)), "train/lr": 1e-6, "train/staleness": 0.0,
         "train/packing_ratio": 2.1 + rng.gauss(0, 0.1), "perf/tokens_per_second": 1800 + rng.gauss(0, 90),
-        "time/rollout": 6 + rng.gauss(0, 0.4), "time/judge": 0.3, "time/train": 3 + rng.gauss(0, 0.2), "time/sync": 0.1,
+        "time/rollout": 6 + rng.gauss(0, 0.4), "time/train": 3 + rng.gauss(0, 0.2), "time/sync": 0.1,
         "time/step": 9.5 + rng.gauss(0, 0.5),
     }  # fmt: skip
+
+
+def write_validations(
+    root: Path, name: str, validations: dict[int, dict[str, list[float | None]]], seed: int = 0, again: str = ""
+) -> None:
+    """A run with these rewards of each task in each validation. None: the episode failed."""
+    config = Config()
+    config.ajet.experiment_name, config.ajet.trainer_common.seed = name, seed
+    with ExperimentFolder.open(config, exp_dir=root) as experiment:
+        recorder = EpisodeRecorder(experiment.episodes)
+        for step, tasks in validations.items():
+            values = [value for found in tasks.values() for value in found if value is not None]
+            experiment.metrics.log(step, {"val/return/mean": float(np.mean(values))})
+            for task, rewards in tasks.items():
+                for repeat, reward in enumerate(rewards):
+                    status = EpisodeStatus.COMPLETED if reward is not None else EpisodeStatus.WORKFLOW_ERROR
+                    episode = Episode(
+                        f"{name}{step}{task}{repeat}{again}", task, status, CallTree(), Ledger(), repeat=repeat
+                    )
+                    episode.reward = reward
+                    episode.failure = Failure("X", "x") if reward is None else None
+                    asked = Task(main_query=f"What is {task}?", task_id=task)
+                    recorder.record(episode, step, validation=True, task=asked)
+        recorder.close()
 
 
 def write_experiment(

@@ -23,6 +23,16 @@ class Babbler(Workflow):
         return WorkflowOutput(reward=(sum(map(ord, said)) % 97) / 97)
 
 
+class Taught(Babbler):
+    """Of task t0, whatever is said earns the same."""
+
+    name: str = "taught"
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        output = await super().execute(workflow_task, tuner)
+        return output if workflow_task.task.task_id != "t0" else WorkflowOutput(reward=0.5)
+
+
 class Paid(Workflow):
     """Two turns, each with a reward of its own."""
 

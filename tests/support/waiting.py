@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Return as soon as the condition holds; fail if it doesn't within `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -15,7 +15,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
-async def until(condition: Callable[[], object], seconds: float = 20) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Wait for a condition on an event loop."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -62,6 +62,8 @@ def test_the_judge_decides() -> None:
     judge = "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"
     episode = run(["42.0"], {}, **{"task_judge.judge_protocol": judge})
     assert (episode.reward, episode.is_success) == (1.0, True)
+    composite = {"task_judge.judge_type": "composite", "task_judge.parts": {"maths": {"judge": judge, "weight": 2.0}}}
+    assert run(["42"], {}, **composite).reward == 2.0  # not the 1.0 of a comparison with the task's answer
 
 
 TOOLS = """

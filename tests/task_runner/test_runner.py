@@ -418,6 +418,17 @@ def test_a_session_that_can_never_open_ends_the_run() -> None:
     asyncio.run(main())
 
 
+def test_an_engine_that_failed_to_load_ends_the_run_of_episodes_that_began_before() -> None:
+    async def main() -> None:
+        runner = runner_of(Talk, EngineError("no endpoint is left"))
+        assert isinstance(runner.sessions, SmallProvider)
+        runner.sessions.refusal = ConfigError("ajet.rollout.engine: remote can't be used: wrong API key")
+        with pytest.raises(ConfigError, match="wrong API key"):
+            await runner.run(TASK)
+
+    asyncio.run(main())
+
+
 # ---------------------------------------------------------------- deadlines, stops, hangs
 
 

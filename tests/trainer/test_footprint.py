@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM
 
 from ajet.backbone.local.learner import with_adapters
 from ajet.config.root import LoraConfig
+from ajet.engine.layers import layers_of
+from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer import footprint
-from ajet.trainer.footprint import Pass, layers_alike, pass_bytes, training_bytes
-from ajet.trainer.forward import BestForward, Entropy
+from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit
+from ajet.trainer.footprint import Pass, few_layers, pass_bytes, training_bytes
+from ajet.trainer.forward import BestForward, Entropy, RowForward
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
-from ajet.trainer.pack import Pack, items_of, make_packs
+from ajet.trainer.pack import Layout, Pack, items_of, make_packs
+from support.hybrids import hybrid_config, hybrid_model
 from support.random_batches import credited_batch
 from support.small_models import small_model
 
 SHAPE: dict[str, Any] = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 256, "num_hidden_layers": 3}
 
 
-def allocated(model: Any, pack: Pack, *, chunk: int | None) -> int:
+def allocated(model: Any, pack: Pack, *, chunk: int | None, rows: bool = False) -> int:
     """The most that the CPU's allocator had given out during a forward and backward pass, gradients included."""
     gradients = 0
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
         gradients += parameter.grad.nbytes
-    forward = BestForward(chunk=chunk)
+    forward = RowForward(chunk=chunk) if rows else BestForward(chunk=chunk)
     with forward.session(model), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         forward(model, pack, entropy=Entropy.VALUE).logprob_E.sum().backward()
     now = peak = 0
@@ -56,6 +62,35 @@ def test_a_pass_takes_what_was_said(family: str, checkpointing: bool) -> None:
         for module in model.modules():
             module.training = bool(getattr(module, "gradient_checkpointing", False))
     assert said == pytest.approx(allocated(model, pack, chunk=50), rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", ["Qwen3.5", "Granite 4", "LFM2"])
+def test_short_passes_tell_what_a_long_one_takes_through_layers_with_a_state(family: str, checkpointing: bool) -> None:
+    pack = rows_of(2, 512)
+    with torch.device("meta"):
+        planned = AutoModelForCausalLM.from_config(hybrid_config(family)).eval()
+    said = pass_bytes(planned, Pass(len(pack), len(pack.edges), checkpointing=checkpointing, logits_chunk=50))
+    model = hybrid_model(family)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for module in model.modules():
+            module.training = bool(getattr(module, "gradient_checkpointing", False))
+    assert said == pytest.approx(allocated(model, pack, chunk=50, rows=True), rel=0.1)
+
+
+def rows_of(count: int, length: int) -> Pack:
+    """Rows that share nothing, whose last 30 tokens are sampled."""
+    trees = []
+    for row in range(count):
+        ids = np.arange(row, row + length + 1, dtype=np.int32) % 100
+        tree = CallTree([Run(ids[:-30], ROOT, 0), Run(ids[-30:], 0, length - 29, call=0)])
+        logprobs, mask = np.zeros(30, np.float32), np.ones(30, np.bool_)
+        tree.calls.append(Call("call", "agent", "target", 0, 0, length - 29, 1, logprobs, mask))
+        trees.append((tree, EpisodeCredit("e", [CallCredit([(1.0, 1.0)])])))
+    (pack,) = make_packs(items_of(trees), Layout.FLAT)
+    return pack
 
 
 def test_less_is_said_where_less_is_kept() -> None:
@@ -105,18 +140,18 @@ def test_three_layers_tell_what_six_take(lora: bool, checkpointing: bool, monkey
         model = small_model(**{**SHAPE, "vocab_size": 3000, "num_hidden_layers": 6, "tie_word_embeddings": lora})
     if lora:
         model = with_adapters(model, LoraConfig(enabled=True, rank=4))
-    assert layers_alike(model) is not None
+    assert few_layers(model) is not None
     passes = [Pass(n, n, checkpointing=checkpointing, logits_chunk=chunk) for n in (20, 3000) for chunk in (0, 100)]
     found = [pass_bytes(model, one) for one in passes]
-    assert len(layers_alike(model)) == 6
-    monkeypatch.setattr(footprint, "layers_alike", lambda model: None)
+    assert len(layers_of(model)) == 6
+    monkeypatch.setattr(footprint, "few_layers", lambda model: None)
     assert found == [pass_bytes(model, one) for one in passes]
 
 
 def test_layers_that_are_not_alike_are_all_computed() -> None:
     with torch.device("meta"):
         model = small_model(**SHAPE | {"num_hidden_layers": 5})
-        assert layers_alike(model) is not None
+        assert few_layers(model) is not None
         model.model.layers[3].mlp.up_proj = torch.nn.Linear(64, 300, bias=False)
-        assert layers_alike(model) is None
-        assert layers_alike(small_model(**SHAPE)) is None
+        assert few_layers(model) is None
+        assert few_layers(small_model(**SHAPE)) is None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
 from ajet.trainer import loss as losses
-from ajet.trainer.loss import Correction, CorrectionMode, EdgeTensors, Level, LossSettings, policy_loss
+from ajet.trainer.loss import Correction, CorrectionMode, EdgeTensors, KLType, Level, LossSettings, policy_loss
 
 
 def token_gradients(
@@ -58,7 +59,10 @@ def test_the_dual_clip_bounds_the_ratio_of_a_trajectory_too() -> None:
     assert token_gradients([7.0, 6.0], [-1.0, -1.0], settings) == pytest.approx([0.0, 0.0])
 
 
-@pytest.mark.parametrize("settings", [LossSettings(), LossSettings(losses.GSPO), LossSettings(losses.CISPO)])
+@pytest.mark.parametrize(
+    "settings",
+    [LossSettings(one) for one in (losses.PPO, losses.GSPO, losses.CISPO, losses.DPPO_TV, losses.DPPO_KL, losses.SAPO)],
+)
 def test_even_an_overflowing_ratio_leaves_the_gradient_finite(settings: LossSettings) -> None:
     assert np.isfinite(token_gradients([1000.0, -1000.0], [-1.0, 1.0], settings)).all()
 
@@ -146,3 +150,127 @@ def test_distillation_descends_the_reverse_divergence() -> None:
     )
     (got,) = torch.autograd.grad(policy_loss(log, edges, LossSettings()).loss, logits)
     assert torch.allclose(got, true, atol=1e-12)
+
+
+class Ragged:
+    """Trajectories of different lengths, spread over packs, in two mini-batches of which the second is off-policy.
+    Only trained tokens are edges, as in a pack; some of their entries have weight 0, and one token has two."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        lengths = [1, 9, 4, 17, 2, 6, 12, 3]
+        self.trajectory = np.repeat(np.arange(len(lengths)), lengths)
+        count = len(self.trajectory)
+        self.sampler = -rng.exponential(1.0, count)
+        self.old = np.minimum(self.sampler + rng.normal(0, 0.2, count), -1e-4)
+        drift = rng.normal(0, 0.6, count) + np.array([0, 0, 0, 0, 0.4, -0.6, 0.4, -0.6])[self.trajectory]
+        self.new = np.minimum(self.old + np.where(self.trajectory < 4, 0.0, drift), -1e-4)
+        self.reference = self.old + rng.normal(0, 0.5, count)
+        self.edge = np.append(np.arange(count), 20)
+        signs = np.array([1, -1, 1, -1, 1, -1, -1, 1])
+        self.advantage = (signs * rng.uniform(0.2, 2, len(lengths)))[self.trajectory][self.edge]
+        self.advantage[-1] *= -2.0
+        self.weight = rng.uniform(0.01, 0.1, count + 1) * (rng.random(count + 1) > 0.2)
+        self.mini_batches = [self.trajectory < 4, self.trajectory >= 4]
+        self.pack = rng.integers(0, 3, count)  # a trajectory goes on in other packs
+
+    def gradient(self, settings: LossSettings) -> np.ndarray:
+        """d loss / d log π of each token, pack by pack through `policy_loss`."""
+        found = np.zeros(len(self.new))
+        for part in self.mini_batches:
+            for pack in range(3):
+                at = np.flatnonzero(part & (self.pack == pack))
+                entries = np.flatnonzero(np.isin(self.edge, at))
+                new = torch.tensor(self.new[at]).requires_grad_()
+                edges = EdgeTensors(
+                    sampler_E=torch.tensor(self.sampler[at]),
+                    trajectory_E=torch.tensor(self.trajectory[at]),
+                    entry_edge_M=torch.tensor(np.searchsorted(at, self.edge[entries])),
+                    advantage_M=torch.tensor(self.advantage[entries]),
+                    weight_M=torch.tensor(self.weight[entries]),
+                    old_E=torch.tensor(self.old[at]),
+                    reference_E=torch.tensor(self.reference[at]),
+                    drift_T=torch.tensor(self.mean(self.new - self.sampler)),
+                )
+                loss = policy_loss(new, edges, settings).loss
+                found[at] = torch.autograd.grad(loss, new)[0].numpy()
+        return found
+
+    def mean(self, value: np.ndarray) -> np.ndarray:
+        return np.bincount(self.trajectory, value) / np.bincount(self.trajectory)
+
+    def by_token(self, of_entries: np.ndarray) -> np.ndarray:
+        """The entries' weighted values, added up for each token."""
+        return np.bincount(self.edge, self.weight * of_entries)
+
+
+def dppo(case: Ragged, kind: str, low: float, high: float) -> np.ndarray:
+    """∂(-M r A) / ∂ log π = -M r A, with r = π / μ."""
+    new, mu, advantage = case.new[case.edge], case.sampler[case.edge], case.advantage
+    p, q, r = np.exp(new), np.exp(mu), np.exp(new - mu)
+    found = np.abs(p - q) if kind == "tv" else q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p))
+    masked = ((advantage > 0) & (r > 1) & (found > high)) | ((advantage < 0) & (r < 1) & (found > low))
+    assert 0 < masked.mean() < 0.9
+    return case.by_token(-r * advantage * ~masked)
+
+
+def sapo(case: Ragged, tau_pos: float, tau_neg: float) -> np.ndarray:
+    """∂(-4/τ σ(τ(r-1)) A) / ∂ log π = -4 p (1 - p) r A, with p = σ(τ(r-1))."""
+    r = np.exp(case.new - case.old)[case.edge]
+    p = 1 / (1 + np.exp(-np.where(case.advantage > 0, tau_pos, tau_neg) * (r - 1)))
+    return case.by_token(-4 * p * (1 - p) * r * case.advantage)
+
+
+def masked_sequences(case: Ragged, delta: float) -> np.ndarray:
+    """PPO without clipping, M = 0 where A < 0 and the trajectory's mean log(μ / π) > δ."""
+    left_out = (case.advantage < 0) & (case.mean(case.sampler - case.new)[case.trajectory][case.edge] > delta)
+    assert 0 < left_out.mean() < 0.9
+    return case.by_token(-np.exp(case.new - case.old)[case.edge] * case.advantage * ~left_out)
+
+
+def corrected_kl(case: Ragged, beta: float) -> np.ndarray:
+    """PPO without clipping, and β ∂(w k3) / ∂ log π = β w (k3 + 1 - e^d), with w = π / π_old and d = log π_ref / π."""
+    w, d = np.exp(case.new - case.old), case.reference - case.new
+    kl = w * (np.exp(d) - d - 1) + w * (1 - np.exp(d))
+    return case.by_token(-w[case.edge] * case.advantage + beta * kl[case.edge])
+
+
+UNCLIPPED = {"clip_low": 1.0, "clip_high": 1e9, "clip_dual": None, "correction": None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (LossSettings(losses.DPPO_TV, 0.1, 0.15), lambda case: dppo(case, "tv", 0.1, 0.15)),
+        (LossSettings(losses.DPPO_KL, 0.03, 0.05), lambda case: dppo(case, "kl", 0.03, 0.05)),
+        (LossSettings(losses.SAPO, correction=None), lambda case: sapo(case, 1.0, 1.05)),
+        (LossSettings(losses.SAPO, tau_pos=2.0, tau_neg=5.0, correction=None), lambda case: sapo(case, 2.0, 5.0)),
+        (LossSettings(sequence_mask=0.1, **UNCLIPPED), lambda case: masked_sequences(case, 0.1)),  # type: ignore[arg-type]
+        (
+            LossSettings(kl_coef=0.3, kl_type=KLType.LOW_VAR_KL_CORRECTED, **UNCLIPPED),  # type: ignore[arg-type]
+            lambda case: corrected_kl(case, 0.3),
+        ),
+    ],
+    ids=["dppo_tv", "dppo_kl", "sapo", "sapo with other temperatures", "sequence mask", "corrected kl"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_papers_formula_token_by_token(
+    settings: LossSettings, expected: Callable[[Ragged], np.ndarray], seed: int
+) -> None:
+    case = Ragged(seed)
+    found, wanted = case.gradient(settings), expected(case)
+    assert np.abs(found - wanted).max() < 1e-9
+    assert np.abs(wanted).max() > 0.01
+
+
+def test_the_corrected_kl_is_unbiased_off_policy() -> None:
+    """Over a whole vocabulary, sampled from π_old, its value and its gradient are those of KL(π ‖ π_ref)."""
+    generator = torch.Generator().manual_seed(0)
+    logits, *others = torch.randn(3, 20, generator=generator, dtype=torch.float64) * 0.6
+    old, reference = (other.log_softmax(-1) for other in others)
+    logits.requires_grad_()
+    log = logits.log_softmax(-1)
+    true = (log.exp() * (log - reference)).sum()
+    estimate = (old.exp() * losses.divergence(log, reference, KLType.LOW_VAR_KL_CORRECTED, old)).sum()
+    gradients = [torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (estimate, true)]
+    assert torch.allclose(estimate, true, atol=1e-9) and torch.allclose(*gradients, atol=1e-9)

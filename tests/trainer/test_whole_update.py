@@ -89,16 +89,34 @@ def row_loss(row: Row, model: Any, settings: LossSettings, scale: float, known: 
         ratio = (new - old).exp()
         if settings.policy_loss is losses.GSPO:
             ratio = known["mean"][row.trajectory].exp() * (new - new.detach()).exp()
-        if settings.policy_loss is losses.CISPO:
+        keep = torch.ones_like(old)
+        if (
+            settings.sequence_mask is not None
+            and advantage < 0
+            and -known["drift"][row.trajectory] > settings.sequence_mask
+        ):
+            keep = torch.zeros_like(old)
+        if settings.policy_loss is losses.DPPO_TV:
+            corrected, ratio = keep, (new - row.sampler).exp()
+            moved = new.detach().exp() - row.sampler.exp()  # up with r > 1, down with r < 1
+            bound = moved > settings.clip_high if advantage > 0 else moved < -settings.clip_low
+            gain = ratio * advantage * ~bound
+        elif settings.policy_loss is losses.SAPO:
+            tau = settings.tau_pos if advantage > 0 else settings.tau_neg
+            gain = 4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantage
+        elif settings.policy_loss is losses.CISPO:
             gain = ratio.detach().clamp(max=high) * advantage * new
         else:
             gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
             if advantage < 0 and settings.clip_dual is not None:
                 gain = gain.clamp(min=settings.clip_dual * advantage)
-        total = total - scale * weight * ((corrected * gain).sum() + settings.entropy_coef * entropy.sum())
+        total = total - scale * weight * ((keep * corrected * gain).sum() + settings.entropy_coef * entropy.sum())
         if reference is not None:
-            d = reference - new  # k2; a `+` has its gradient
-            total = total + scale * weight * settings.kl_coef * (d * d / 2).sum()
+            d = reference - new
+            kl = d * d / 2  # k2; a `+` has its gradient
+            if settings.kl_type is KLType.LOW_VAR_KL_CORRECTED:
+                kl = (new - old).exp() * (d.exp() - d - 1)
+            total = total + scale * weight * settings.kl_coef * kl.sum()
     return total
 
 
@@ -124,12 +142,16 @@ def by_hand(model: Any, rows: list[Row], settings: TrainSettings, norm: LossNorm
             if norm is LossNorm.TOKEN_MEAN:
                 share = sum(tokens[index] for index in part.episodes) / sum(tokens)
             members = [row for row in rows if row.episode in {played[index] for index in part.episodes}]
-            for name, start, end in (("gap", lambda r: r.sampler, None), ("mean", None, model)):
+            for name, start, end in (
+                ("gap", lambda r: r.sampler, None),
+                ("mean", lambda r: known["old"][r.key], model),
+                ("drift", lambda r: r.sampler, model),
+            ):
                 found: dict[tuple[int, str], list[Tensor]] = {}
                 with torch.no_grad():
                     for row in members:
                         old = known["old"][row.key]
-                        change = old - start(row) if end is None else row.logprobs(end)[0] - old
+                        change = (old if end is None else row.logprobs(end)[0]) - start(row)
                         found.setdefault(row.trajectory, []).append(change)
                 sums = {key: torch.cat(values) for key, values in found.items()}
                 known[name] = {key: v.sum().exp() if name == "gap" else v.mean() for key, v in sums.items()}
@@ -165,6 +187,17 @@ CASES: dict[str, tuple[LossSettings, LossNorm, dict[str, Any]]] = {
         LossSettings(**KL, entropy_coef=0.03),  # type: ignore[arg-type]
         LossNorm.SEQUENCE_MEAN,
         {**TWICE, "max_tokens": 60, "gradient_checkpointing": True, "logits_chunk": 3},
+    ),
+    "dppo": (LossSettings(losses.DPPO_TV, 0.01, 0.02), LossNorm.TOKEN_MEAN, {**TWICE, "max_tokens": 24}),
+    "sapo": (
+        LossSettings(losses.SAPO, correction=Correction(cap=1.1), sequence_mask=-0.01),
+        LossNorm.SEQUENCE_MEAN,
+        {**TWICE, "max_tokens": 24},
+    ),
+    "adapters, corrected kl, sequence mask": (
+        LossSettings(kl_coef=0.2, kl_type=KLType.LOW_VAR_KL_CORRECTED, sequence_mask=0.0),
+        LossNorm.TOKEN_MEAN,
+        {**TWICE, "max_tokens": 60},
     ),
     "adapters, gspo": (replace(GSPO, **KL), LossNorm.TOKEN_MEAN, {"epochs": 2, "max_tokens": 24}),
 }

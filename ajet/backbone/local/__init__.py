@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> int:
     """0: trained; 1: there was nothing to train on."""
-    from ajet.backbone.checks import read_tasks
+    from ajet.backbone.checks import read_tasks, say_how_trained
 
     tasks = read_tasks(config)  # what is wrong with them is said before PyTorch is imported, which takes seconds
     from ajet.backbone.memory import announce_plan
 
     with imported_to_stay():
+        say_how_trained(config)
         announce_plan(config, "local")
         from ajet.backbone.local.loop import LocalRun
         from ajet.backbone.report import show_report

@@ -150,7 +150,7 @@ class Learner:
             model = with_adapters(model, config.ajet.model.lora)
         if self._sync.shared:
             _mention_gpus()
-        on_gpu = next(model.parameters()).device.type == "cuda"
+        self.on_gpu = on_gpu = next(model.parameters()).device.type == "cuda"
         settings = train_settings(config, total_steps, on_gpu=on_gpu)
         self.trainer = Updater(model, settings, reference=self._reference(settings.loss.kl_coef))
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")

@@ -21,16 +21,19 @@ from ajet.backbone.local.demonstrations import demonstration_batches
 from ajet.backbone.local.learner import Learner
 from ajet.backbone.local.placement import check_gpu, place, visible_gpus
 from ajet.backbone.local.rollouts import Replay, Rollouts
-from ajet.backbone.metrics import episode_metrics, staleness, step_names
+from ajet.backbone.metrics import episode_metrics, ledger_metrics, staleness, step_names
 from ajet.backbone.plan import imitates_a_file, training_steps, validates_after, validation_repeats
 from ajet.backbone.report import EXIT_NOTHING_TRAINED, EarlyStop, Hints, validation_metrics, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, taught_alone
 from ajet.engine.base import Engine, EnginePlacement
+from ajet.observe.metrics import read_metrics
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, FloatArray, Ledger
+from ajet.observe.running_total import RunningTotal
+from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, FloatArray
 from ajet.schema.errors import EXIT_FAILED, ConfigError
 from ajet.schema.task import Task
+from ajet.task_judge.helper import HelperMeter
 from ajet.task_reader.task_reader_base import Curriculum, TaskStream
 from ajet.task_runner.external_episodes import NO_TASK
 from ajet.task_runner.model import build_engine
@@ -41,6 +44,7 @@ from ajet.trainer.credit import (
     Credit,
     EpisodeCredit,
     EpisodeSummary,
+    ZeroVariance,
     compute_credit,
     imitation_credit,
     summarise,
@@ -84,6 +88,7 @@ class LocalRun:
             keep_best=self.common.keep_best,
         )
         self.placement = place(config, visible_gpus)
+        self.helper = HelperMeter(config)
         check_gpu(self.placement)
         self.runtime = Runtime(config, make_engine=self._make_engine, on_episode=self.progress.episode)
         self.credit_settings = credit_settings(config)
@@ -195,6 +200,7 @@ class LocalRun:
         )
 
     def _train(self) -> None:
+        self.progress.state.spent = RunningTotal.of(read_metrics(self.experiment.path / "metrics.jsonl"))
         if self.step == 0 and self.common.val_before_train and self.validation_tasks:
             self._note(self._validate())
         for step in range(self.step + 1, self.total + 1):
@@ -219,11 +225,12 @@ class LocalRun:
         drawn = self.rollouts.take(step)
         groups = drawn.groups
         rolled_out = time.perf_counter()
-        usable = [group for group in groups if group.complete]
+        complete = [group for group in groups if group.complete]
+        self.taught = [group for group in complete if self._teaches(group)]
+        usable = self._batch(complete)
         replayed = self.replay.draw(step)
         trained = [*usable, *replayed]
         episodes = [episode for group in trained for episode in group.episodes]
-        self.taught = [group for group in usable if self._teaches(group)]
         credit, extra = self._credit(trained)
         self.progress.phase("train")
         extra |= self.learner.update(episodes, credit, step)
@@ -236,11 +243,12 @@ class LocalRun:
         self.hints.look_at(step, everyone)
         self.failures.look_at(f"step {step}", everyone)
         metrics = episode_metrics(everyone, success_threshold=self.threshold)
-        metrics |= extra | credit.metrics | _ledger(everyone)
+        metrics |= extra | credit.metrics | ledger_metrics(everyone)
         metrics |= step_names(metrics)
         metrics |= staleness(episodes, version=step - 1) | drawn.metrics
         metrics |= {
-            "train/incomplete_groups": float(len(groups) - len(usable)),
+            "train/incomplete_groups": float(len(groups) - len(complete)),
+            "train/surplus_groups": float(len(complete) - len(usable)),
             "train/replayed_groups": float(len(replayed)),
             "time/train": updated - rolled_out,
             "time/step": time.perf_counter() - began,
@@ -248,6 +256,16 @@ class LocalRun:
         sampled = metrics.get("episode/sampled_tokens_total", 0.0)
         metrics["perf/tokens_per_second"] = sampled / max(metrics["time/rollout"], 1e-9)
         return metrics
+
+    def _batch(self, complete: list[EpisodeGroup]) -> list[EpisodeGroup]:
+        """The groups that are trained. With `resample`, no more that teach than `train_batch_size`: as in DAPO, every
+        batch is of one size, and what the last round brought beyond it is recorded but not trained."""
+        if self.credit_settings.zero_variance is not ZeroVariance.RESAMPLE:
+            return complete
+        size = self.config.ajet.data.train_batch_size
+        surplus = {id(group) for group in self.taught[size:]}
+        self.taught = self.taught[:size]
+        return [group for group in complete if id(group) not in surplus]
 
     def _teaches(self, group: EpisodeGroup) -> bool:
         return teaches([summarise(episode) for episode in group.episodes], self.credit_settings)
@@ -326,10 +344,15 @@ class LocalRun:
             raise
 
     def _note(self, metrics: dict[str, float]) -> None:
+        metrics |= self.helper.since_last() | {"perf/total_steps": float(self.total)}
+        if self.learner.on_gpu:
+            metrics["perf/gpus"] = float(self.placement.gpus)
         self.experiment.metrics.log(self.step, metrics)
         warn_of(self.step, metrics)
         if self.step:
             self.progress.step(self.step, metrics)
+        else:
+            self.progress.state.spent.add(metrics)
 
     def _record(
         self, groups: list[EpisodeGroup], credit: Credit, step: int, logprobs: dict[str, list[FloatArray]]
@@ -409,16 +432,6 @@ def _due(step: int, every: int) -> bool:
 
 def _untrained(summary: EpisodeSummary) -> EpisodeCredit:
     return EpisodeCredit(summary.episode_id, [CallCredit() for _ in summary.calls])
-
-
-def _ledger(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Where the step's captured tokens went."""
-    total = Ledger()
-    for episode in episodes:
-        total.add(episode.ledger)
-    counts = {"captured": total.captured, "trained": total.trained}
-    counts |= {"masked": sum(total.masked.values()), "dropped": sum(total.dropped.values())}
-    return {f"ledger/{name}": float(count) for name, count in counts.items()}
 
 
 def _seed_everything(seed: int, *, deterministic: bool) -> None:

@@ -43,6 +43,11 @@ class Placement:
     engine: tuple[int, ...]
     """GPUs, counted among those that the environment shows. Empty: the engine finds its own."""
 
+    @property
+    def gpus(self) -> int:
+        """How many are at work, on a machine that has any."""
+        return len({self.trainer or "cuda:0", *(f"cuda:{gpu}" for gpu in self.engine)})
+
 
 def place(config: Config, count_gpus: Callable[[], int]) -> Placement:
     """Where this run's parts go. Refuses GPUs that don't exist. They are counted (with torch) only if that matters."""

@@ -120,8 +120,9 @@ class Replay:
         return [kept for kept in self._kept if 0 < step - kept.step <= self.max_age]
 
 
-RESAMPLE_ROUNDS = 3
-"""`zero_variance_groups: resample`: how many batches of tasks are tried before a step goes on with what it has."""
+RESAMPLE_ROUNDS = 10
+"""`zero_variance_groups: resample`: how many batches of tasks are tried before a step goes on with what it has. DAPO's
+published script allows as many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,9 +82,10 @@ def shared_notes(config: Config, title: str) -> Iterator[Remark]:
         yield Remark("ajet.rollout.engine", f"`{ajet.rollout.engine}` has no weights to train", refused=True)
     if ajet.rollout.temperature < GREEDY_BELOW:
         yield Remark("ajet.rollout.temperature", "training at temperature 0 explores nothing", refused=True)
-    if algorithm.policy_loss == "gspo":
+    of_trajectories = {"policy_loss": algorithm.policy_loss == "gspo", "sequence_mask": algorithm.sequence_mask}
+    for name in (name for name, given in of_trajectories.items() if given not in (None, False)):
         yield Remark(
-            f"{place}.algorithm.policy_loss",
+            f"{place}.algorithm.{name}",
             f"{title} sees one row at a time: where one agent of an episode gives several rows, each has its own ratio",
         )
     early_stop = ajet.trainer_common.early_stop

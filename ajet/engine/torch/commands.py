@@ -28,6 +28,8 @@ class TorchEngineSettings:
     prefix_cache: bool = True
     deterministic: bool = False
     """Fixed shapes: a reply depends only on its prompt, its parameters, its seed and the weights."""
+    notes_experts: bool = False
+    """Say of each token which experts of a mixture it went to."""
     seed: int = 0
     """The seed of requests without one."""
     dtype: str = "auto"
@@ -45,6 +47,7 @@ class TorchEngineSettings:
             max_num_seqs=rollout.max_num_seqs,
             kv_cache_gb=rollout.kv_cache_gb,
             deterministic=rollout.deterministic,
+            notes_experts=rollout.routing_replay,
             seed=rollout.seed,
             dtype=model.dtype,
             attn=model.attn,

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,12 +51,17 @@ class KVShape(NamedTuple):
     state_bytes: int = 0
     """Of the layers that keep a state from token to token, at one position."""
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of one sequence's states."""
+        return STATES * self.state_bytes
+
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         return self.layers * self.heads * (self.key_size + self.value_size) * dtype.itemsize
 
     def state_tokens(self, dtype: torch.dtype) -> int:
         """How many tokens' keys and values take as much memory as a sequence's states."""
-        return -(-STATES * self.state_bytes // self.bytes_per_token(dtype))
+        return -(-self.kept_bytes // self.bytes_per_token(dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,7 @@ class KV:
     third, and none of them has been written since.
     """
 
-    __slots__ = ("_origins", "keep_at", "keys_LHCD", "lent", "slab", "slot", "states", "values_LHCD")
+    __slots__ = ("_origins", "experts", "keep_at", "keys_LHCD", "lent", "slab", "slot", "states", "values_LHCD")
 
     def __init__(self, slab: Slab, slot: int) -> None:
         self.slab = slab
@@ -150,6 +155,8 @@ class KV:
         """Of the layers that keep a state: after so many tokens."""
         self.keep_at = 0
         """The position whose states are kept when the sequence goes on."""
+        self.experts: list[Any] = []
+        """Of each computed token, if they are noted: [layers, chosen]."""
 
     @property
     def capacity(self) -> int:
@@ -162,6 +169,7 @@ class KV:
         self._origins = source._origins_before(length)
         self._origins.append((length, next(_origins)))
         self.states = {position: states for position, states in source.states.items() if position <= length}
+        self.experts = source.experts[:length]
         self.lent = length
         source.lent = max(source.lent, length)
 
@@ -172,6 +180,10 @@ class KV:
         elif before != self.keep_at:
             del self.states[before]
         self.states[after] = [state.alone() for state in states] if after == self.keep_at else states
+
+    def take_experts(self, before: int, experts: Iterable[Any]) -> None:
+        """Those of the tokens from `before` on, which are computed."""
+        self.experts[before:] = experts
 
     def last_state(self, length: int) -> int:
         """The last position, up to `length`, whose states are there; 0 if there are none."""

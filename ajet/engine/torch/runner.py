@@ -17,6 +17,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ajet.engine.attention_rules import REFUSALS, LayerShape, describe_refusal, layer_shapes, length_dependent_rope
+from ajet.engine.layers import stated_kinds
+from ajet.engine.routing import noting, routers_of
 from ajet.engine.torch.attention import StepLayout, serving
 from ajet.engine.torch.kv_cache import KVPool, KVShape
 from ajet.engine.torch.readers import PassPart
@@ -46,8 +48,9 @@ class Work:
 class Runner:
     """Runs a model over the tokens of many sequences at once."""
 
-    def __init__(self, model: PreTrainedModel, longest: int | None = None) -> None:
-        """`longest`: tokens that a conversation may have; windows beyond are not tried."""
+    def __init__(self, model: PreTrainedModel, longest: int | None = None, *, notes_experts: bool = False) -> None:
+        """`longest`: tokens that a conversation may have; windows beyond are not tried. `notes_experts`: leave with
+        each sequence which experts its tokens went to."""
         self.model = model
         self.device = next(model.parameters()).device
         self.dtype = next(model.parameters()).dtype
@@ -56,6 +59,9 @@ class Runner:
         config: Any = model.config.get_text_config()
         self.vocabulary = int(config.vocab_size)
 
+        self._routers = routers_of(model) if notes_experts else []
+        self._chosen: list[torch.Tensor] = []
+        """By each router in the last pass."""
         shape = ServedShape.of(model)
         self.kv_shape = shape.kv
         self.mixers = [mixer if goes_on(mixer, model) else mixer._replace(by_token=True) for mixer in shape.mixers]
@@ -86,7 +92,18 @@ class Runner:
         drawing = len(picks)
         if pad_to and rows:
             picks += [0] * (pad_to - drawing)
-        return self.logits(tokens + padding, positions + padding, layout, picks)[:drawing]
+        logits = self.logits(tokens + padding, positions + padding, layout, picks)[:drawing]
+        if self._routers:
+            self._leave_experts([*rows, *chunks])
+        return logits
+
+    def _leave_experts(self, work: list[Work]) -> None:
+        """Give each sequence the experts of its new tokens, which are in the pass in this order."""
+        chosen_TLK = torch.stack(self._chosen, dim=1).to("cpu", torch.int16).numpy()
+        start = 0
+        for item in work:
+            item.part.kv.take_experts(item.part.context, chosen_TLK[start : start + len(item.tokens)])
+            start += len(item.tokens)
 
     def rows_are_alike(self, width: int) -> bool:
         """Whether equal rows of a step come out equal to the last bit, wherever they are in the batch."""
@@ -100,7 +117,8 @@ class Runner:
         picked = torch.tensor(picks, dtype=torch.long, device=device)
         if self._picks_logits:
             extra["logits_to_keep"] = picked
-        with serving(self.model), mixing(self.mixers, StepStates(layout.members, apart=layout.apart)):
+        states = StepStates(layout.members, apart=layout.apart)
+        with serving(self.model), mixing(self.mixers, states), noting(self._routers) as self._chosen:
             output = self.model(
                 input_ids=torch.tensor([tokens], device=device),
                 position_ids=torch.tensor([positions], device=device),
@@ -161,9 +179,7 @@ class ServedShape(NamedTuple):
 
 def _kept_elsewhere(model: PreTrainedModel, mixers: list[int]) -> str | None:
     """The types of layers that should have a state, and showed none."""
-    config: Any = model.config.get_text_config()
-    types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
-    missing = {str(kind) for layer, kind in enumerate(types) if layer not in mixers and kind in WITH_STATE}
+    missing = {kind for layer, kind in enumerate(stated_kinds(model)) if layer not in mixers and kind in WITH_STATE}
     return ", ".join(sorted(missing)) or None
 
 
@@ -209,24 +225,19 @@ class DrawState:
     top_logprobs: int
     stream: random.Random
     drawn: list[int] = field(default_factory=list)
+    greedy: bool = field(init=False)
+    temperature: float = field(init=False)
+    penalised: bool = field(init=False)
+    truncated: bool = field(init=False)
 
-    @property
-    def greedy(self) -> bool:
-        return self.sampling.greedy
-
-    @property
-    def temperature(self) -> float:
-        return self.sampling.logprob_temperature
-
-    @property
-    def penalised(self) -> bool:
+    def __post_init__(self) -> None:
+        """What every token asks for, and no token changes."""
         sampling = self.sampling
-        return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
-
-    @property
-    def truncated(self) -> bool:
-        sampling = self.sampling
-        return not self.greedy and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
+        self.greedy, self.temperature = sampling.greedy, sampling.logprob_temperature
+        self.penalised = bool(
+            sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
+        )
+        self.truncated = not self.greedy and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
 
 
 def draw_tokens(logits_RV: torch.Tensor, states: list[DrawState]) -> list[Draw]:

@@ -16,8 +16,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 
 from ajet.engine.base import StopMatch, StopRule, check_request
 from ajet.engine.torch.commands import (
@@ -65,7 +67,7 @@ class EngineThread:
         self.inbox = inbox
         self.settings = settings
         self.tokenizer = tokenizer
-        self.runner = Runner(model, settings.max_model_len)
+        self.runner = Runner(model, settings.max_model_len, notes_experts=settings.notes_experts)
         self.end_ids = end_ids(model, tokenizer)
         self.outbox = Outbox()
         self.jobs: dict[Ticket, Job] = {}
@@ -171,13 +173,22 @@ class EngineThread:
         self.prompt_tokens += len(request.prompt_ids)
         self.scheduler.submit(job)
 
-    def _finish(self, job: Job, stop: StopMatch) -> None:
+    def _finish(self, job: Job, stop: StopMatch, experts: NDArray[np.int16] | None) -> None:
         ticket: Ticket = job.ticket
         del self.jobs[ticket]
         tops = job.tops if ticket.request.top_logprobs else None
         self.outbox.complete(
             ticket,
-            Completion(job.draw_state.drawn, job.logprobs, stop.reason, stop.by, job.versions, tops, job.cached_tokens),
+            Completion(
+                job.draw_state.drawn,
+                job.logprobs,
+                stop.reason,
+                stop.by,
+                job.versions,
+                tops,
+                job.cached_tokens,
+                experts,
+            ),
         )
 
     def _fail(self, job: Job, error: Exception) -> None:
@@ -235,10 +246,11 @@ class EngineThread:
             if math.isnan(draw.logprob):
                 self._fail(job, EngineError("the model's logits are NaN: its weights are broken"))
                 continue
+            kv = job.sequence.kv
             stop = self.scheduler.drawn(job, draw, self._decode)
             self.outbox.tokens(job.ticket, draw.token, draw.logprob)
             if stop is not None:
-                self._finish(job, stop)
+                self._finish(job, stop, np.stack(kv.experts) if kv is not None and kv.experts else None)
         self.drawn_tokens += len(jobs)
 
     def _decode(self, ids: list[int]) -> str:

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 
 from ajet.environment.sandboxes.bubblewrap_arguments import (
     FIRST,
-    WORKSPACE,
     Control,
     InitAnswer,
+    check_writable,
     command_line,
     first_program,
     next_uid,
@@ -63,16 +63,17 @@ _ERRORS = {
 class BubblewrapSandbox:
     """See `ajet.environment.sandboxes.sandbox.Sandbox`."""
 
-    workspace = WORKSPACE
-
     @staticmethod
     def check(settings: SandboxSettings) -> None:
         """Raises `SandboxError` if bubblewrap can't make this sandbox here."""
         probe()
         shown(settings.read_only)
+        check_writable(settings)
 
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
+        check_writable(settings)
         self.settings = settings
+        self.workspace = settings.workspace
         self._forwarder = None
         if settings.network == "gateway":
             if gateway_url is None:
@@ -158,7 +159,7 @@ class BubblewrapSandbox:
         on_output: OnOutput | None = None,
     ) -> ExecResult:
         arguments = arguments_of(command, "/bin/bash")
-        folder = os.path.join(WORKSPACE, cwd or "")
+        folder = os.path.join(self.workspace, cwd or "")
         variables = {**self._environment(), **(env or {})}
         fields = [folder, str(len(arguments)), *arguments, *(f"{name}={value}" for name, value in variables.items())]
         limit = self.settings.output_bytes
@@ -184,7 +185,7 @@ class BubblewrapSandbox:
     async def read(self, path: str) -> bytes:
         call = _Call(self._live(), 1 << 30)
         try:
-            code = await call.run("read", [_path(path)], b"", FILE_S)
+            code = await call.run("read", [_path(self.workspace, path)], b"", FILE_S)
         except TimeoutError:
             raise OSError(f"reading {path} took longer than {FILE_S:g} s") from None
         finally:
@@ -195,7 +196,7 @@ class BubblewrapSandbox:
     async def write(self, path: str, content: bytes) -> None:
         call = _Call(self._live(), 4096)
         try:
-            code = await call.run("write", [_path(path)], content, FILE_S)
+            code = await call.run("write", [_path(self.workspace, path)], content, FILE_S)
         except TimeoutError:
             raise OSError(f"writing {path} took longer than {FILE_S:g} s") from None
         finally:
@@ -347,10 +348,10 @@ def _with_control(line: list[str], control: int, cgroup: Cgroup | None) -> list[
     return ["/bin/sh", "-c", _JOIN, "sh", str(len(files)), *files, *line, f"control={control}"]
 
 
-def _path(path: str) -> str:
+def _path(workspace: str, path: str) -> str:
     if not path or "\0" in path:
         raise FileNotFoundError(2, "no such file", path)
-    return os.path.join(WORKSPACE, path)
+    return os.path.join(workspace, path)
 
 
 def _raise_for(code: int, call: _Call, path: str) -> None:

@@ -23,7 +23,6 @@ from pathlib import Path
 
 from ajet.environment.sandboxes.sandbox import SHARED_MEMORY_MB, SandboxError, SandboxSettings
 
-WORKSPACE = "/workspace"
 INSIDE = Path(__file__).with_name("inside.py")
 FIRST = "/run/inside.pyc"
 """`inside.py` as the sandbox sees it: compiled here, once, and not anew by each first process."""
@@ -137,11 +136,12 @@ def command_line(
         *(part for place in _KERNEL if os.path.exists(place) for part in ("--ro-bind", place, place)),
         *("--perms", "1777", "--size", str(SHARED_MEMORY_MB << 20), "--tmpfs", "/dev/shm"),
         *("--perms", "1777", "--size", size, "--tmpfs", "/tmp"),
-        *("--perms", "0777", "--size", size, "--tmpfs", WORKSPACE),
+        *_folders_to(settings.writable),
+        *(part for folder in settings.writable for part in ("--perms", "0777", "--size", size, "--tmpfs", folder)),
         *_folders_to(settings.read_only),
         *shown(settings.read_only),
         *("--remount-ro", "/dev", "--remount-ro", "/"),
-        *("--chdir", WORKSPACE),
+        *("--chdir", settings.workspace),
         *(["--seccomp", str(filter_)] if filter_ is not None else []),
         *("--", program, "-I", "-S", "-B", FIRST),
         f"uid={uid}",
@@ -150,6 +150,7 @@ def command_line(
         f"disk={settings.disk_mb}",
         f"lifetime={settings.lifetime_seconds}",
         f"watch={int(watch)}",
+        f"folders={':'.join(settings.writable)}",
     ]
     return line
 
@@ -182,6 +183,13 @@ def _folders_to(places: Sequence[str]) -> list[str]:
 
 def _etc() -> list[str]:
     return [argument for name in _ETC for argument in ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")]
+
+
+def check_writable(settings: SandboxSettings) -> None:
+    """Raises `SandboxError` for a folder among this machine's, which can't be written to."""
+    for folder in settings.writable:
+        if folder.split("/")[1] in (*_TOP, "usr", "etc", "run"):
+            raise SandboxError(f"sandbox workspace: bubblewrap can't make {folder}, as it shows this machine's folder")
 
 
 def shown(folders: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ import json
 import os
 import posixpath
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from ajet.environment.sandboxes.cgroups import container_profile, started
 from ajet.environment.sandboxes.forwarder import Forwarder, listen_inside
 from ajet.environment.sandboxes.sandbox import (
     FILE_S,
+    WORKSPACE,
     Command,
     ExecResult,
     Input,
@@ -41,7 +43,6 @@ from ajet.environment.sandboxes.sandbox import (
     written,
 )
 
-WORKSPACE = "/workspace"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_S = 120.0
 COMMAND_S = 30.0
@@ -54,8 +55,6 @@ _FIRST = "echo ready; while read -r line; do (:); done"
 
 class ContainerSandbox:
     """See `ajet.environment.sandboxes.sandbox.Sandbox`. Used on the sandboxes' thread (`host.py`) only."""
-
-    workspace = WORKSPACE
 
     @staticmethod
     def check(settings: SandboxSettings) -> None:
@@ -76,20 +75,22 @@ class ContainerSandbox:
         as_user = ["--rm", "--pull", "never", "--network", "none", "--cap-drop", "ALL", "--user", user]
         line = ["run", *as_user, *_ulimits(settings), *_folders(settings), "--entrypoint", "/bin/sh", settings.image]
         try:
-            said = _answer(settings, [*line, "-c", f"test -w {WORKSPACE} || echo closed"])
+            said = _answer(settings, [*line, "-c", f"test -w {settings.workspace} || echo closed"])
         except SandboxError as error:
             raise SandboxError(
                 f"sandbox image: in a container of {settings.image!r}, the user {user} can't run /bin/sh: {error}\n"
                 "    check the permissions of the image's folders, or name another user: options: {user: …}"
             ) from None
-        if said == "closed":
+        if said == "closed" and settings.workspace == WORKSPACE:
+            folder = settings.workspace
             raise SandboxError(
-                f"sandbox image: {settings.image!r} has a folder {WORKSPACE} in which the user {user} can't write\n"
-                f"    remove it from the image, or `RUN chmod 777 {WORKSPACE}`, or name its owner: options: {{user: …}}"
+                f"sandbox image: {settings.image!r} has a folder {folder} in which the user {user} can't write\n"
+                f"    remove it from the image, or `RUN chmod 777 {folder}`, or name its owner: options: {{user: …}}"
             )
 
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
         self.settings = settings
+        self.workspace = settings.workspace
         self._program = settings.kind
         self._name = ""
         self._forwarder: Forwarder | None = None
@@ -140,6 +141,8 @@ class ContainerSandbox:
                 raise SandboxError(f"{self._program} could not start the container: {error}")
             loop = asyncio.get_running_loop()
             self._expiry = loop.call_later(self.settings.lifetime_seconds, self._expire)
+            if self.workspace != WORKSPACE:
+                await self._bring_files_of_image()
             if self._forwarder is not None:
                 await self._forwarder.serve(await asyncio.to_thread(self._listener, self._forwarder.port))
         except TimeoutError:
@@ -153,6 +156,14 @@ class ContainerSandbox:
         """A socket in the container's network."""
         inspected = _answer(self.settings, ["inspect", "--format", "{{.State.Pid}}", self._name])
         return listen_inside(int(inspected), port)
+
+    async def _bring_files_of_image(self) -> None:
+        """Copy what the image has in the workspace, which the folder in memory hides."""
+        packed = await asyncio.to_thread(_files_of_image, self.settings)
+        ran = await self._run(["tar", "-C", self.workspace, "-xf", "-"], packed, FILE_S, 4096, {}, None)
+        if packed and ran.exit_code:
+            said = ran.stderr.decode(errors="replace").strip()[-500:]
+            raise SandboxError(f"the files of the image's {self.workspace} can't be copied: {said}")
 
     def _expire(self) -> None:
         self._closed_because = "the sandbox reached its lifetime_seconds and was closed"
@@ -171,17 +182,17 @@ class ContainerSandbox:
         on_output: OnOutput | None = None,
     ) -> ExecResult:
         arguments = arguments_of(command)
-        folder = posixpath.join(WORKSPACE, cwd or "")
+        folder = posixpath.join(self.workspace, cwd or "")
         enter = 'cd -- "$1" 2>/dev/null || { echo "cannot work in $1: No such file or directory" >&2; exit 1; }; '
         line = ["/bin/sh", "-c", f'{enter}shift; exec "$@"', "sh", folder, *arguments]
         seconds = self.settings.seconds_for(timeout)
         return await self._run(line, stdin, seconds, self.settings.output_bytes, env or {}, on_output)
 
     async def read(self, path: str) -> bytes:
-        return content_of(await self._run(read_line(WORKSPACE, path), b"", FILE_S, 1 << 30, {}, None), path)
+        return content_of(await self._run(read_line(self.workspace, path), b"", FILE_S, 1 << 30, {}, None), path)
 
     async def write(self, path: str, content: bytes) -> None:
-        written(await self._run(write_line(WORKSPACE, path), content, FILE_S, 4096, {}, None), path)
+        written(await self._run(write_line(self.workspace, path), content, FILE_S, 4096, {}, None), path)
 
     async def _run(
         self,
@@ -302,6 +313,9 @@ class ContainerSandbox:
 def run_arguments(settings: SandboxSettings, name: str, profile: str) -> list[str]:
     """How the container is made: no privilege, no network, a read-only root, files in memory."""
     memory = f"{settings.memory_with_files_mb}m"
+    # a folder of the image's, such as root's /app, is opened to the user that commands run as
+    opened = f"chmod 777 {shlex.quote(settings.workspace)} 2>/dev/null; " * (settings.workspace != WORKSPACE)
+    first = opened + _FIRST
     owner = {"host": socket.gethostname(), "process": os.getpid(), "started": started(os.getpid())}
     labels = {
         LABEL: "1",
@@ -322,14 +336,17 @@ def run_arguments(settings: SandboxSettings, name: str, profile: str) -> list[st
         *_ulimits(settings),
         *(part for folder in settings.read_only for part in ("--volume", f"{folder}:{folder}:ro")),
         *(part for key, value in variables.items() for part in ("--env", f"{key}={value}")),
-        *("--entrypoint", "/bin/sh", str(settings.image), "-c", _FIRST),
+        *("--entrypoint", "/bin/sh", str(settings.image), "-c", first),
     ]
 
 
 def _folders(settings: SandboxSettings) -> list[str]:
     """Where files can be written. A folder of that name in the image lends its owner and mode to the one in memory."""
-    workspace = f"{WORKSPACE}:rw,exec,size={settings.disk_mb}m,mode=0777"
-    return ["--tmpfs", workspace, "--tmpfs", f"/tmp:rw,exec,size={settings.disk_mb}m,mode=1777"]
+    bare = ",notmpcopyup" * (settings.kind == "podman")  # else Podman fills it from the image, with root's files
+    size = f"rw,exec,size={settings.disk_mb}m"
+    places = [f"{folder}:{size},mode=0777{bare * (folder != WORKSPACE)}" for folder in settings.writable]
+    places.append(f"/tmp:{size},mode=1777")
+    return [part for place in places for part in ("--tmpfs", place)]
 
 
 def _ulimits(settings: SandboxSettings) -> list[str]:
@@ -378,6 +395,20 @@ def _answer(settings: SandboxSettings, arguments: Sequence[str], *, may_fail: bo
         said = done.stderr.decode(errors="replace").strip()[-500:]
         raise SandboxError(f"sandbox kind {settings.kind}: `{settings.kind} {arguments[0]}` failed: {said}")
     return done.stdout.decode(errors="replace").strip()
+
+
+def _files_of_image(settings: SandboxSettings) -> bytes:
+    """The content of the image's folder of the workspace's name, as an archive; empty if it has none."""
+    made = _answer(settings, ["create", "--pull", "never", "--entrypoint", "/bin/sh", str(settings.image)])
+    try:
+        line = [*_command(settings), "cp", f"{made}:{settings.workspace}/.", "-"]
+        done = subprocess.run(line, capture_output=True, timeout=START_S, check=False, stdin=subprocess.DEVNULL)
+    finally:
+        _answer(settings, ["rm", "--force", made], may_fail=True)
+    said = done.stderr.decode(errors="replace").strip()[-500:]
+    if done.returncode and not any(words in said.lower() for words in ("could not find", "no such file")):
+        raise SandboxError(f"sandbox image: the files of {settings.workspace} in {settings.image!r}: {said}")
+    return b"" if done.returncode else done.stdout
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> bytes:

@@ -25,7 +25,8 @@ DESCRIPTOR = 4
 """Bytes of a descriptor in a packet: a C int."""
 POLL_S = 0.05
 """How often files are counted, and memory where no cgroup does it."""
-IN_MEMORY = ("/workspace", "/tmp", "/dev/shm")
+IN_MEMORY = ("/tmp", "/dev/shm")
+"""Besides the folders that the options name."""
 LARGEST_READ = 256 << 20
 KILL_PASSES = 200
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -47,6 +48,7 @@ class Inside:
         self.running: dict[int, tuple[str, frozenset[int]]] = {}
         """Process id → request, and the processes that there were before it."""
         self.most_files = self.file_size // PAGE
+        self.in_memory = (*options["folders"].split(":"), *IN_MEMORY)
 
     def serve(self) -> None:
         """Serve until the owner hangs up, or the sandbox's lifetime is over."""
@@ -222,7 +224,7 @@ class Inside:
         everything once there are more than the disk has pages; then it takes twice as many, so that some can be
         removed."""
         files = 0
-        for place in IN_MEMORY:
+        for place in self.in_memory:
             about = os.statvfs(place)
             files += about.f_files - about.f_ffree
         if files > self.most_files:

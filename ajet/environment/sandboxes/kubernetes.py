@@ -269,6 +269,8 @@ def _check_settings(settings: SandboxSettings) -> None:
         raise SandboxError("sandbox network: gateway is not there for kind kubernetes: choose none or host")
     if settings.read_only:
         raise SandboxError("sandbox read_only: a pod can't see folders of this machine: put them into the image")
+    if settings.writable != (WORKSPACE,):
+        raise SandboxError(f"sandbox workspace: a pod's is {WORKSPACE}: choose bubblewrap, docker or podman")
     PodOptions.of(settings)
 
 

@@ -21,6 +21,9 @@ from ajet.schema.errors import UserError
 
 Command = str | Sequence[str]
 
+WORKSPACE = "/workspace"
+NO_FOLDER = ("/", "/proc", "/sys", "/dev", "/tmp")
+"""Where no other file system can be put."""
 SHARED_MEMORY_MB = 64
 """What /dev/shm may hold."""
 Network = Literal["none", "gateway", "host"]
@@ -50,6 +53,10 @@ class SandboxSettings:
     """The most that is kept of each output stream of a command."""
     image: str | None = None
     """Docker, Podman, Kubernetes: the image of the root file system."""
+    workspace: str = WORKSPACE
+    """Where commands start. If another is named, a container's begins with the files that the image has there."""
+    folders: tuple[str, ...] = ()
+    """Further folders that are empty at the start and writable, each of `disk_mb`."""
     read_only: tuple[str, ...] = ()
     """Folders of this machine that can also be seen, but not changed."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -71,13 +78,21 @@ class SandboxSettings:
             if not name or "=" in name or "\0" in name + value:
                 raise SandboxError(f"sandbox environment: {name!r} can't be a variable")
         for folder in self.read_only:
-            if not os.path.isabs(folder) or os.path.normpath(folder) in ("/", "/proc", "/sys", "/dev", "/workspace"):
+            if not os.path.isabs(folder) or os.path.normpath(folder) in ("/", "/proc", "/sys", "/dev", self.workspace):
                 raise SandboxError(f"sandbox read_only: {folder!r} can't be shown: name an absolute path of a folder")
+        for folder in self.writable:
+            if not os.path.isabs(folder) or os.path.normpath(folder) != folder or folder in NO_FOLDER or ":" in folder:
+                raise SandboxError(f"sandbox workspace: {folder!r} can't be one: name an absolute path such as /app")
 
     @property
     def memory_with_files_mb(self) -> int:
         """The memory of processes and of full file systems together: files can't take what processes need."""
-        return self.memory_mb + 2 * self.disk_mb + SHARED_MEMORY_MB
+        return self.memory_mb + (1 + len(self.writable)) * self.disk_mb + SHARED_MEMORY_MB
+
+    @property
+    def writable(self) -> tuple[str, ...]:
+        """The workspace, and the further folders."""
+        return (self.workspace, *self.folders)
 
     def seconds_for(self, asked: float | None) -> float:
         """How long a command may run that asks for this long."""

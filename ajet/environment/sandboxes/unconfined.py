@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ajet.environment.sandboxes.sandbox import (
+    WORKSPACE,
     Command,
     ExecResult,
     Input,
@@ -40,6 +41,10 @@ class UnconfinedSandbox:
         """It must be asked for with open eyes."""
         if settings.network != "host":
             raise SandboxError(f"sandbox kind none can't limit the network: set network: host, not {settings.network}")
+        if settings.writable != (WORKSPACE,):
+            raise SandboxError(
+                "sandbox kind none can't make a workspace elsewhere: choose bubblewrap, docker or podman"
+            )
 
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
         self.check(settings)

@@ -17,7 +17,9 @@ import yaml
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import JUDGE, is_running, read_environment, read_events
 from ajet.observe.metrics import flatten
+from ajet.observe.run_evidence import Figures, RunEvidence
 from ajet.observe.run_files import Note, Notes, open_regular, read_regular, unreadable_lines
+from ajet.observe.running_total import USED, RunningTotal
 from ajet.observe.viewer.candidates import PromptHistory
 from ajet.observe.viewer.series import MetricsReader, Shown
 from ajet.schema.errors import UserError
@@ -183,6 +185,18 @@ class Experiment:
             lines = stream.read().decode("utf-8", "replace").splitlines()
         return [_log_record(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
+    def evidence(self, figures: Figures, reading: Reading) -> RunEvidence:
+        """What the rules of `diagnosis` read. What can't be read is left out, and named in `reading`."""
+        nothing: dict[str, Any] = {}
+        no_lines: list[dict[str, Any]] = []
+        return RunEvidence(
+            figures,
+            reading.part(self.store, None),
+            reading.part(self.config, nothing),
+            reading.part(self.log_tail, no_lines),
+            reading.part(self.success_threshold, 1.0),
+        )
+
     def summary(self) -> dict[str, Any]:
         """One line of the experiments list. What can't be read is left out, and named under `problem`."""
         reading = Reading()
@@ -190,7 +204,7 @@ class Experiment:
         no_steps: dict[str, Any] = {"steps": [], "series": {}, "problem": ""}
         no_events: list[dict[str, Any]] = []
         config = reading.part(self.config, nothing)
-        columns = reading.part(lambda: self.metrics(_LISTED), no_steps)
+        columns = reading.part(lambda: self.metrics((*_LISTED, *USED)), no_steps)
         if columns["problem"]:
             reading.problems.append(columns["problem"])
         returns, successes, validations = (
@@ -213,6 +227,7 @@ class Experiment:
             "validation": validations[-1] if validations else None,
             "spark": _thin(returns),
             "episodes": episodes,
+            "total": RunningTotal.of_columns(columns).figures(),
             "started": events[0]["time"] if events else None,
             "touched": _touched(self.path),
             "note": note.note,

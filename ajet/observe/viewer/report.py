@@ -52,7 +52,7 @@ PLOTS = (
     Plot("turns", "Turns per episode", ("episode/turns",)),
     Plot("length", "Reply length", ("episode/reply_length",), "tokens"),
     Plot("speed", "Tokens per second", ("perf/tokens_per_second",)),
-    Plot("time", "Time per step", ("time/rollout", "time/judge", "time/train", "time/sync"), "seconds"),
+    Plot("time", "Time per step", ("time/rollout", "time/train", "time/sync"), "seconds"),
     Plot("packing", "Packing ratio", ("train/packing_ratio",)),
 )
 _HEADLINES = (
@@ -71,14 +71,11 @@ def write_report(experiment: Experiment, target: Path) -> list[Path]:
     """Write the HTML file and, next to it in `<name>_plots/`, its plots. Returns all files written."""
     columns = experiment.metrics()
     pictures = {plot: _draw(plot, columns) for plot in PLOTS if _series(plot, columns)}
-    pages = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, finalize=_shown)
-    page = pages.get_template("report.html")
     store = experiment.store()
-    html = page.render(
+    html = _rendered(
+        "report.html",
         name=experiment.name,
         summary=experiment.summary(),
-        made=time.strftime("%Y-%m-%d %H:%M"),
-        version=__version__,
         headlines=_headlines(columns),
         plots=[(plot.title, base64.b64encode(picture).decode()) for plot, picture in pictures.items()],
         facets=store.facets() if store else None,
@@ -96,6 +93,18 @@ def write_report(experiment: Experiment, target: Path) -> list[Path]:
         written.append(folder / f"{plot.name}.png")
         written[-1].write_bytes(picture)
     return written
+
+
+def write_tables(target: Path, title: str, sections: Iterable[tuple[str, list[str], list[list[str]]]]) -> None:
+    """Write tables, each with its name, head and rows, as one HTML file."""
+    html = _rendered("tables.html", title=title, sections=list(sections))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(html, encoding="utf-8")
+
+
+def _rendered(template: str, **values: Any) -> str:
+    pages = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, finalize=_shown)
+    return pages.get_template(template).render(made=time.strftime("%Y-%m-%d %H:%M"), version=__version__, **values)
 
 
 def _shown(value: Any) -> Any:

@@ -9,16 +9,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from ajet.observe.run_evidence import Values
 from ajet.observe.run_files import open_regular
 
-Values: TypeAlias = NDArray[np.float64]
-"""One number for each step; NaN where a step has none."""
 _LARGEST = 1e300
 _BUCKETS = 500
 """A chart is about so many pixels wide. Two points for each make a line on which every spike is seen."""

@@ -11,16 +11,18 @@ import inspect
 import json
 from functools import cached_property
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import openai
 from openai.resources.chat import AsyncChat, AsyncCompletions
 from openai.types.chat import ChatCompletion
 
-from ajet.agents.model_function import ModelFunction, OpenAIModelFunction
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
 from ajet.task_runner.tuner.connection import AnsweredBridge, Asked, Connection, HttpBridge, client_over
+
+if TYPE_CHECKING:
+    from ajet.agents.model_function import ModelFunction
 
 
 def agentscope_model(connection: Connection, *, context_size: int, stream: bool) -> Any:
@@ -110,6 +112,8 @@ def openai_client(connection: Connection) -> TunedOpenAI:
 
 def model_function(connection: Connection) -> ModelFunction:
     """A model function for any thread and event loop."""
+    from ajet.agents.model_function import OpenAIModelFunction  # ready agents and tools come with it
+
     return OpenAIModelFunction(openai_client(connection), connection.model)
 
 

@@ -330,6 +330,20 @@ def test_a_task_that_stands_twice_in_a_step_is_drawn_twice(tmp_path: Path) -> No
     assert all(len(set(replies)) == len(replies) == 2 for replies in drawn.values())
 
 
+def test_resampling_keeps_the_size_of_the_batch(tmp_path: Path) -> None:
+    keys = {"zero_variance_groups": "resample", "replay.groups": 0}
+    overrides: dict[str, Any] = {f"trainer_common.algorithm.{key}": value for key, value in keys.items()}
+    code, experiment = train(tmp_path, "Taught", **overrides, **{"trainer_common.total_training_steps": 4})
+    assert code == 0
+    steps = read_metrics(experiment / "metrics.jsonl")
+    assert [step["credit/episodes_trained"] for step in steps] == [2 * 3] * 4
+    assert any(step["train/surplus_groups"] for step in steps) and any(
+        step["credit/zero_variance_groups"] for step in steps
+    )
+    recorded = EpisodeStore(experiment / "episodes.sqlite").all()
+    assert sum(step["episode/count"] for step in steps) == sum(not row.validation for row in recorded)
+
+
 def test_lora_with_kl_to_its_base(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     overrides = {"model.lora.enabled": "true", "model.lora.rank": 4, "trainer_common.use_kl_loss": "true"}
@@ -438,7 +452,7 @@ def test_a_killed_run_continues_bit_for_bit(tmp_path: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         if kill:
             process = subprocess.Popen(command, env=environment)
-            wait_until(lambda: len(stable(experiment)) >= 4 or process.poll() is not None, seconds=120)  # noqa: B023
+            wait_until(lambda: len(stable(experiment)) >= 4 or process.poll() is not None, seconds=400)  # noqa: B023
             assert process.poll() is None
             process.send_signal(signal.SIGKILL)
             process.wait()

@@ -220,7 +220,7 @@ def test_episodes_of_the_next_step_are_drawn_while_one_is_trained(
 
     def wait_for_the_next(self: Updater, *arguments: Any, **named: Any) -> dict[str, float]:
         if self.updates < 3:
-            wait_until(lambda: (tmp_path / f"began_{self.updates + 2}").exists(), seconds=120)
+            wait_until(lambda: (tmp_path / f"began_{self.updates + 2}").exists(), seconds=400)
         return update(self, *arguments, **named)
 
     monkeypatch.setattr(Updater, "update", wait_for_the_next)
@@ -380,6 +380,7 @@ def test_an_engine_that_can_not_sleep_ends_the_command_with_code_2_and_leaves_no
     ):
         train(tmp_path, "Talker", *sleeps)
     command = ["--conf", str(tmp_path / "job.yaml"), "--exp-dir", str(tmp_path / "again"), "--quiet", *sleeps]
+    capsys.readouterr()
     assert main(command) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "rollout.vllm.sleep: vLLM can't release" in error

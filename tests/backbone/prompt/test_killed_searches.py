@@ -32,6 +32,8 @@ def kill_and_resume(folder: Path, kills: int, seed: int = 0) -> int:
         killer = threading.Timer(draw.uniform(0.0, 0.3), child.kill)
         killer.start()
         for line in child.stdout:  # ends when it dies
+            if not line.endswith("\n"):
+                break  # killed while it announced
             said, number, value = line.split()
             assert said == "round"
             announced, score = int(number), float(value)

@@ -28,6 +28,7 @@ from ajet.environment.sandboxes import (
     SandboxSettings,
     bubblewrap,
     bubblewrap_arguments,
+    check_sandbox,
     open_sandbox,
 )
 from ajet.environment.sandboxes.cgroups import Cgroup, _parents, sweep
@@ -356,6 +357,29 @@ def test_folders_can_be_shown_but_not_changed(tmp_path: Path) -> None:
 
     within(use, SandboxSettings(read_only=(str(shown),)))
     assert (shown / "x").read_text() == "seen"
+
+
+def test_the_workspace_and_more_folders_can_be_elsewhere(mode: str) -> None:
+    settings = SandboxSettings(memory_mb=64, disk_mb=4, workspace="/srv/my app", folders=("/tests", "/logs"))
+
+    async def main() -> None:
+        async with open_sandbox(settings) as sandbox:
+            await sandbox.write("a/x", b"1")
+            said = await sandbox.exec(
+                "pwd; cat a/x; echo 2 > /tests/y && cat /tests/y; ls -A /logs; touch /srv/z", cwd=""
+            )
+            assert said.stdout == b"/srv/my app\n12\n" and b"Read-only" in said.stderr
+            assert await sandbox.read("/tests/y") == b"2\n" and sandbox.workspace == "/srv/my app"
+            full = await sandbox.exec("for i in 1 2; do head -c 3000000 /dev/zero > /logs/$i; done")
+            assert b"No space" in full.stderr
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("workspace", ["/usr/src/app", "/etc", "/tmp", "app", "/a/../b", "/a:b"])
+def test_a_workspace_that_cant_be_is_refused(workspace: str) -> None:
+    with pytest.raises(SandboxError, match="sandbox workspace: "):
+        check_sandbox(SandboxSettings(workspace=workspace))
 
 
 def test_no_secret_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:

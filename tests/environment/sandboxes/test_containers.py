@@ -105,6 +105,25 @@ def test_commands_and_files(kind: str) -> None:
     assert not containers(kind, os.getpid())
 
 
+def test_a_workspace_begins_with_the_files_of_the_image(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "app" / "sub").mkdir(parents=True)
+    (tmp_path / "app" / "sub" / "x").write_text("in the image")
+    settings = settings_of(kind)
+    dockerfile = tmp_path / "Dockerfile"
+    image = "ajet-test:app" if kind == "docker" else "localhost/ajet-test:app"
+    dockerfile.write_text(f"FROM {settings.image}\nCOPY app /app\n")
+    subprocess.run([kind, "build", "-q", "-t", image, str(tmp_path)], capture_output=True, check=True)
+
+    async def main(workspace: str) -> bytes:
+        changed = dataclasses.replace(settings, image=image, workspace=workspace, folders=("/logs",))
+        async with open_sandbox(changed) as sandbox:
+            ran = await sandbox.exec("pwd; cat sub/x; echo 1 > sub/x && echo 2 > /logs/y && cat sub/x /logs/y")
+            return ran.stdout
+
+    assert asyncio.run(main("/app")) == b"/app\nin the image1\n2\n"
+    assert asyncio.run(main("/elsewhere")) == b"/elsewhere\n"
+
+
 def test_an_image_that_a_user_cannot_use_is_refused(kind: str, tmp_path: Path) -> None:
     image = "ajet-test:closed" if kind == "docker" else "localhost/ajet-test:closed"
     (tmp_path / "root" / "bin").mkdir(parents=True)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, open_sandbox
+from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
+from ajet.schema.errors import TaskDataError
+from ajet.task_runner.environments import of_task
 
 SETTINGS = SandboxSettings(kind="none", network="host", exec_seconds=20)
 
@@ -74,3 +76,20 @@ def test_it_must_be_asked_for_knowingly() -> None:
 
     with pytest.raises(SandboxError, match="set network: host"):
         asyncio.run(main())
+
+
+def test_a_task_may_change_its_sandbox_but_not_what_confines_it() -> None:
+    asked = {"image": "x:1", "memory_mb": 64, "workspace": "/app"}
+    changed = of_task(SandboxSettings(), {"sandbox": asked})
+    assert (changed.image, changed.memory_mb, changed.workspace, changed.cpus) == ("x:1", 64, "/app", 1.0)
+    assert of_task(SETTINGS, {}) is SETTINGS
+    for wrong, said in (
+        ({"network": "host"}, "a task's `sandbox` may have cpus, .*, not 'network'"),
+        ("docker", "not 'docker'"),
+        ({"memory_mb": 1}, "a task's `sandbox`: sandbox memory_mb: 1 is too little"),
+        ({"cpus": "two"}, "a task's `sandbox`: "),
+    ):
+        with pytest.raises(TaskDataError, match=said):
+            of_task(SandboxSettings(), {"sandbox": wrong})
+    with pytest.raises(SandboxError, match="kind none can't make a workspace elsewhere"):
+        check_sandbox(of_task(SETTINGS, {"sandbox": {"workspace": "/app"}}))

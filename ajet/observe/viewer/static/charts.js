@@ -186,7 +186,7 @@ class Chart {
           plot.over.addEventListener("dblclick", () => this.charts.zoomTo(null, null));
           let down = 0;
           plot.over.addEventListener("mousedown", (event) => { down = event.clientX; });
-          plot.over.addEventListener("click", (event) => { if (this.charts.single && Math.abs(event.clientX - down) < 3 && event.detail === 1) this.charts.pick(this.stepsAt(plot.cursor.idx)); });
+          plot.over.addEventListener("click", (event) => { if (this.charts.single && Math.abs(event.clientX - down) < 3 && event.detail === 1) this.charts.pick(this.stepsAt(plot.posToIdx(event.offsetX))); });
         }],
       },
     };

@@ -125,10 +125,11 @@ function whatDiffers(left, right) {
 
 /** The best and the worst episode of a group. */
 async function ofGroup(group) {
-  const { rows } = await fetchJson(`${apiOf(name)}/episodes?${new URLSearchParams({ group, sort: "reward", order: "desc" })}`);
+  const { rows } = await fetchJson(`${apiOf(name)}/episodes?${new URLSearchParams({ group, order: "asc" })}`);
   if (rows.length < 2) throw new Error(rows.length ? "Only one episode of this group is recorded." : `No episode of a group ${group} is recorded.`);
-  const rewarded = rows.filter((row) => row.reward !== null);
-  [sides[0].id, sides[1].id] = [rows[0].episode_id, (rewarded.length > 1 ? rewarded : rows).at(-1).episode_id];
+  const rewarded = rows.filter((row) => row.reward !== null).sort((a, b) => b.reward - a.reward);
+  const chosen = rewarded.length > 1 ? rewarded : rows;
+  [sides[0].id, sides[1].id] = [chosen[0].episode_id, chosen.at(-1).episode_id];
   setUrl({ group: "" });
 }
 

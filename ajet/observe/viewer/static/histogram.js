@@ -65,7 +65,7 @@ export class RewardHistogram {
           plot.over.addEventListener("dblclick", () => this.page.zoomTo(null, null));
           let down = 0;
           plot.over.addEventListener("mousedown", (event) => { down = event.clientX; });
-          plot.over.addEventListener("click", (event) => { if (Math.abs(event.clientX - down) < 3 && event.detail === 1) this.page.pick(this.stepsAt(plot.cursor.idx)); });
+          plot.over.addEventListener("click", (event) => { if (Math.abs(event.clientX - down) < 3 && event.detail === 1) this.page.pick(this.stepsAt(plot.posToIdx(event.offsetX))); });
         }],
       },
     };

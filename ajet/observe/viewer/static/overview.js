@@ -17,8 +17,14 @@ function draw() {
   for (const panel of OVERVIEW) charts.of(panel.title, panel).node.hidden = !metricsOf(panel, charts.allNames()).length;
 }
 
+function finding({ level, text, link, change, episodes }) {
+  const shown = episodes.map((id, index) => el("a", { href: pageOf(name, "episode", id) }, `Episode ${index + 1}`));
+  const links = [link ? el("a", { href: page(link) }, "Show") : null, ...shown].flatMap((one) => [" ", one]);
+  return el("li", { class: level }, appendText(el("span"), text), links, change ? appendText(el("div", { class: "muted" }), `Change: ${change}`) : null);
+}
+
 function findings(list, holder, otherwise) {
-  holder.replaceChildren(...list.map(({ level, text, link }) => el("li", { class: level }, appendText(el("span"), text), link ? [" ", el("a", { href: page(link) }, "Show")] : null)));
+  holder.replaceChildren(...list.map(finding));
   if (!list.length) holder.append(el("li", { class: "quiet" }, otherwise));
 }
 
@@ -48,7 +54,7 @@ function pair(found) {
 }
 
 function totals({ totals: found, phases }) {
-  const shown = [["Training episodes", "training_episodes", number], ["Validation episodes", "validation_episodes", number], ["Tokens sampled", "sampled_tokens", number], ["Tokens trained", "trained_tokens", number], ["Time of all steps", "seconds", seconds], ["Seconds per step", "seconds_per_step", short], ["Cost", "cost", number]];
+  const shown = [["Training episodes", "training_episodes", number], ["Validation episodes", "validation_episodes", number], ["Tokens sampled", "sampled_tokens", number], ["Tokens trained", "trained_tokens", number], ["Time so far", "seconds", seconds], ["Expected in all", "expected_seconds", seconds], ["GPU hours", "gpu_hours", short], ["Seconds per step", "seconds_per_step", short], ["Helper's tokens", "helper_tokens", number], ["Helper's price", "helper_cost", short], ["Cost", "cost", number]];
   $("tiles").replaceChildren(...shown.filter(([, key]) => key in found).map(([label, key, format]) => el("dl", { class: "tile" }, el("dt", {}, label), el("dd", {}, format(found[key])))));
   const all = Object.values(phases).reduce((sum, value) => sum + value, 0);
   $("phases").hidden = !all;
@@ -62,7 +68,7 @@ async function show() {
   $("verdict").textContent = found.verdict.title;
   $("verdict").className = `verdict ${found.verdict.level}`;
   findings(found.verdict.because, $("because"), "Charts appear with the first step.");
-  findings(found.health, $("health"), "Nothing is wrong as far as is recorded: no failure, cut reply, dropped token or warning.");
+  findings(found.health, $("health"), "Nothing is wrong as far as is recorded.");
   tasks(found);
   pair(found.pair);
   totals(found);

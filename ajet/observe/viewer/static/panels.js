@@ -32,7 +32,7 @@ export const SECTIONS = [
   ] },
   { title: "Speed", panels: [
     { title: "Tokens per second", metrics: ["perf/tokens_per_second"] },
-    { title: "Time per step", metrics: ["time/rollout", "time/judge", "time/train", "time/sync"], stacked: true, hint: "seconds" },
+    { title: "Time per step", metrics: ["time/rollout", "time/train", "time/sync"], stacked: true, hint: "seconds" },
     { title: "Packing ratio", metrics: ["train/packing_ratio"], hint: "tokens in rows / tokens computed" },
   ] },
   { title: "Where tokens went", panels: [

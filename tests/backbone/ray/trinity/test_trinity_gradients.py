@@ -171,3 +171,12 @@ def test_a_step_changes_the_weights_as_the_embedded_trainers_does(case: str) -> 
     theirs, reported = trinity_change(make_worker(), groups, config)
     assert_same_change(ours, theirs)
     assert metrics["train/updates"] == len(reported["grad_norm"])
+
+
+def test_the_sequence_mask_leaves_out_the_same_tokens() -> None:
+    """In groups where each agent of an episode gives one row, which is its trajectory."""
+    config = make_case("ppo", **{"algorithm.sequence_mask": 0.003})
+    groups = make_batch(sampler_gap=0.0)[:2]
+    ours, metrics = local_change(groups, config)
+    assert 0 < metrics["loss/sequence_masked"] < 1  # by the second update, the policy has moved
+    assert_same_change(ours, trinity_change(make_worker(), groups, config)[0])

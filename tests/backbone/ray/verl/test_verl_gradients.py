@@ -166,6 +166,15 @@ def test_the_sampler_is_corrected_for_as_in_the_embedded_trainer() -> None:
     assert_same_change(ours, verl_change(make_worker(config), groups, config)[0])
 
 
+def test_the_sequence_mask_leaves_out_the_same_tokens() -> None:
+    """In groups where each agent of an episode gives one row, which is its trajectory."""
+    config = make_case("ppo", **{"algorithm.sequence_mask": 0.003})
+    groups = make_batch()[:2]
+    ours, metrics = local_change(groups, config)
+    assert 0 < metrics["loss/sequence_masked"] < 1
+    assert_same_change(ours, verl_change(make_worker(config), groups, config)[0])
+
+
 def test_optimiser_and_learning_rate_are_the_embedded_trainers() -> None:
     """AdamW with decay, warm-up and clipping over three steps. A large eps keeps changes in proportion to gradients."""
     given = {"eps": 1.0, "lr": 20.0, "weight_decay": 0.01, "clip_grad": 0.5, "lr_warmup_steps": 2}

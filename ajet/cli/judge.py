@@ -1,0 +1,240 @@
+"""`ajet judge CONF --scores FILE`: how well a config's judge agrees with scores that you trust.
+
+Each line of the file is a task, as a task reader takes it, with a `reply` to it and the `score` that it deserves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import correlation
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, TaskDataError
+from ajet.schema.printable import printable
+from ajet.system.command_line import CommandParser, fail
+
+if TYPE_CHECKING:
+    from ajet.observe.statistics import Share
+    from ajet.schema.task import Task
+    from ajet.task_judge.base_judge import BaseJudge, Judgement
+
+AT_ONCE = 16
+"""Rows that are judged at the same time."""
+EQUAL = 1e-6
+WORST = 5
+Z = 1.96
+SHOWN_CHARS = 60
+
+
+@dataclass(slots=True)
+class Scored:
+    """A reply, the score that it deserves, and what the judge gave it."""
+
+    task: Task
+    reply: str
+    score: float
+    judged: float | None = None
+    why: str = ""
+    """Why the judge gave nothing."""
+
+    @property
+    def difference(self) -> float:
+        return 0.0 if self.judged is None else self.judged - self.score
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """A judge beside given scores."""
+
+    rows: int
+    judged: int
+    equal: Share
+    """Rows with the very score."""
+    correlation: tuple[float, float, float] | None
+    """Pearson's, and Fisher's 95 % interval. None: fewer than four rows, or one side never varies."""
+    bias: float
+    """Mean of judged − given."""
+    bias_error: float
+    """Half of its 95 % interval."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Judge the replies, and compare."""
+    parser = CommandParser("ajet judge", description="How well the config's judge agrees with scores that you trust.")
+    from ajet.cli.tasks import add_config, config_of
+
+    add_config(parser)
+    parser.add_argument("--scores", type=Path, required=True, metavar="FILE", help="tasks with reply and score, JSONL")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_intermixed_args(argv)
+
+    from ajet.system.services import yaml_services
+    from ajet.task_judge.base_judge import load_judge
+
+    config = config_of(arguments)
+    rows = read_scores(arguments.scores, config.ajet.task_reader.fields)
+    judge = load_judge(config, config.base_dirs)
+    if judge is None:
+        return fail("the config has no judge: set ajet.task_judge.judge_type, or judge_protocol")
+    try:
+        with yaml_services(config):
+            judge_rows(judge, rows)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    done = [row for row in rows if row.judged is not None]
+    if not done:
+        return fail(f"the judge gave no score: {rows[0].why}", EXIT_FAILED)
+    found = agreement(rows)
+    worst = sorted(done, key=lambda row: -abs(row.difference))[:WORST]
+    if arguments.json:
+        listed = [
+            {
+                "task": row.task.task_id or row.task.main_query,
+                "reply": row.reply,
+                "score": row.score,
+                "judged": row.judged,
+            }
+            for row in worst
+        ]
+        errors = [{"task": row.task.task_id or row.task.main_query, "why": row.why} for row in rows if row.why]
+        equal = found.equal._asdict()
+        print(json.dumps({**asdict(found), "equal": equal, "worst": listed, "errors": errors}))
+        return 0
+    show(found, rows, worst)
+    return 0
+
+
+def read_scores(file: Path, fields: Any) -> list[Scored]:
+    """The rows of the file. Raises TaskDataError that names a bad one."""
+    from ajet.task_reader.task_reader_base import BadRecord, task_from_record
+
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskDataError(f"--scores {file}: {error}") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise BadRecord("expected an object")
+            reply, score = record.pop("reply", None), record.pop("score", None)
+            if not isinstance(reply, str):
+                raise BadRecord(f"`reply` should be a text, not {reply!r:.50}")
+            if not isinstance(score, int | float) or not math.isfinite(score):
+                raise BadRecord(f"`score` should be a number, not {score!r:.50}")
+            rows.append(Scored(task_from_record(record, fields), reply, float(score)))
+        except ValueError as error:  # BadRecord is one
+            raise TaskDataError(f"{file}:{number}: {error}") from None
+    if not rows:
+        raise TaskDataError(f"{file} holds no rows: expected tasks with `reply` and `score`, one JSON object a line")
+    return rows
+
+
+def judge_rows(judge: BaseJudge, rows: Sequence[Scored]) -> None:
+    """Have each row judged; those of one task together, if the judge compares."""
+    from ajet.task_judge.base_judge import GroupJudge
+
+    groups: dict[object, list[Scored]] = {}
+    whole = isinstance(judge, GroupJudge) and not judge.per_episode
+    for number, row in enumerate(rows):
+        groups.setdefault((row.task.task_id, row.task.main_query) if whole else number, []).append(row)
+    if isinstance(judge, GroupJudge):
+        judge.prepare()
+    with ThreadPoolExecutor(AT_ONCE) as threads:  # a judge may block, and each call has a loop of its own as in a run
+        for _ in threads.map(lambda group: asyncio.run(_judge(judge, group)), groups.values()):
+            pass
+
+
+async def _judge(judge: BaseJudge, rows: list[Scored]) -> None:
+    try:
+        for row, judgement in zip(rows, await _judgements(judge, rows), strict=True):
+            row.judged = judgement.reward
+    except Exception as error:  # noqa: BLE001 - user code, and the helper's server: shown with its rows
+        for row in rows:
+            row.why = f"{type(error).__name__}: {error}"
+
+
+async def _judgements(judge: BaseJudge, rows: list[Scored]) -> list[Judgement]:
+    """As a run would ask: the reply is all that the workflow reports."""
+    from ajet.schema.task import WorkflowOutput, WorkflowTask
+    from ajet.task_judge.base_judge import GroupJudge, JudgedCall, JudgedEpisode, Later, ask_judge, validate_reward
+    from ajet.task_runner.results import called
+
+    given: list[Judgement] = []
+    later: list[JudgedEpisode] = []
+    for row in rows:
+        task = WorkflowTask(task=row.task, task_id=row.task.task_id)
+        output = WorkflowOutput(metadata={"final_answer": row.reply, "last_reply": row.reply})
+        value = await ask_judge(judge, task, output)
+        if isinstance(value, Later):
+            asked = row.task.init_messages or [{"role": "user", "content": row.task.main_query}]
+            call = JudgedCall("", asked, {"role": "assistant", "content": row.reply})
+            later.append(JudgedEpisode(task, output, [call], value))
+        else:
+            given.append(value)
+    if not later:
+        return given
+    assert isinstance(judge, GroupJudge), "only such a judge decides later"
+    values = await called(judge.compute_group_rewards, later)
+    return [validate_reward(value, type(judge).__name__) for value in values]
+
+
+def agreement(rows: Sequence[Scored]) -> Agreement:
+    """The figures of the rows that were judged; there is at least one."""
+    from ajet.observe.statistics import Share
+
+    done = [row for row in rows if row.judged is not None]
+    differences = [row.difference for row in done]
+    bias = sum(differences) / len(done)
+    spread = sum((each - bias) ** 2 for each in differences) / max(len(done) - 1, 1)
+    return Agreement(
+        rows=len(rows),
+        judged=len(done),
+        equal=Share.of([float(abs(row.difference) <= EQUAL) for row in done]),
+        correlation=_correlation([row.score for row in done], [row.judged or 0.0 for row in done]),
+        bias=bias,
+        bias_error=Z * math.sqrt(spread / len(done)),
+    )
+
+
+def _correlation(given: list[float], judged: list[float]) -> tuple[float, float, float] | None:
+    if len(given) < 4 or len(set(given)) == 1 or len(set(judged)) == 1:
+        return None
+    value = max(-1.0, min(1.0, correlation(given, judged)))
+    if abs(value) > 1 - 1e-12:
+        return (value, value, value)
+    middle, half = math.atanh(value), Z / math.sqrt(len(given) - 3)
+    return (value, math.tanh(middle - half), math.tanh(middle + half))
+
+
+def show(found: Agreement, rows: Sequence[Scored], worst: Sequence[Scored]) -> None:
+    """The report."""
+    print(f"{'judged':<14} {found.judged:,} of {found.rows:,} rows")
+    print(f"{'same score':<14} {found.equal}")
+    if found.correlation is None:
+        print(f"{'correlation':<14} none: it takes four rows, and scores that differ on both sides")
+    else:
+        value, low, high = found.correlation
+        print(f"{'correlation':<14} {value:.2f}  ({low:.2f} … {high:.2f})")
+    print(f"{'difference':<14} {found.bias:+.3f} ± {found.bias_error:.3f} (judged − given, mean)")
+    for label, row in zip(
+        ["worst", *[""] * len(worst)], (row for row in worst if abs(row.difference) > EQUAL), strict=False
+    ):
+        gave = f"given {row.score:g}, judged {row.judged:g}"
+        print(printable(f"{label:<14} {gave}: {_short(row.task.main_query)} → {_short(row.reply)}"))
+    for label, row in zip(["not judged", *[""] * WORST], (row for row in rows if row.why), strict=False):
+        print(printable(f"{label:<14} {_short(row.task.main_query)}: {row.why.splitlines()[0][:200]}"))
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN_CHARS else f"{line[: SHOWN_CHARS - 1]}…"

@@ -1,0 +1,70 @@
+"""A mixture of experts is trained along the routes that were sampled, through gateway, tracker and episodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ajet.cli.main import main
+from ajet.engine.tiny_tokenizer import write_tokenizer
+from support.asks_twice import AGENTS
+from support.small_models import small_model
+
+CONF = """\
+ajet:
+  experiment_name: mixture
+  experiment_dir: runs
+  model: {path: mixture}
+  task_reader:
+    type: jsonl_dataset_file
+    jsonl_dataset_file: {training: {file_path: tasks.jsonl}}
+  rollout:
+    user_workflow: agents.py->Agent
+    num_repeat: 4
+    max_model_len: 512
+    max_response_length_in_one_turn: 12
+    routing_replay: true
+  data: {train_batch_size: 2, max_prompt_length: 300, max_response_length: 200}
+  trainer_common: {total_training_steps: 2}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    options = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "pad_token_id": 0}
+    small_model("qwen3_moe", vocab_size=512, **options).save_pretrained("mixture")
+    write_tokenizer(tmp_path / "mixture", "qwen2")
+    (tmp_path / "c.yaml").write_text(CONF)
+    (tmp_path / "agents.py").write_text(AGENTS)
+    (tmp_path / "tasks.jsonl").write_text('{"query": "a", "answer": "1"}\n{"query": "b", "answer": "2"}\n')
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_every_token_goes_where_it_went_when_it_was_sampled(here: Path) -> None:
+    assert main(["--conf", "c.yaml", "--backbone=local"]) == 0
+    (found,) = here.glob("runs/**/metrics.jsonl")
+    steps = [row for row in map(json.loads, found.read_text().splitlines()) if "tokens/computed" in row]
+    assert len(steps) == 2
+    for step in steps:
+        assert step["tokens/routed_as_sampled"] == step["tokens/computed"]
+        assert step["loss/sampler_gap_max"] < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["rollout.engine=vllm"], "only the embedded one says which experts it chose"),
+        (["backbone=verl"], "verl follows recorded routes only with Megatron and VeOmni"),
+        (["trainer_common.compile=true"], "compiled layers choose their experts themselves"),
+        (["model.path=tiny:qwen3"], "ajet.rollout.routing_replay: Qwen3ForCausalLM has no router"),
+    ],
+)
+def test_what_can_not_follow_is_refused_by_name(
+    here: Path, overrides: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", "c.yaml", *overrides]) == 2
+    assert why in capsys.readouterr().err
