@@ -32,10 +32,9 @@ import msgspec
 from common import RESULTS, write_result
 
 from ajet.context_tracker import ContextTracker, Renderer, TrackerSettings, linear_samples
-from ajet.context_tracker.messages import FixedTools, JsonMessages
 from ajet.engine.model_source import ModelSource
 from ajet.observe.episode_codec import encode_episode
-from ajet.schema.chat import Completion, Sampling
+from ajet.schema.chat import Completion, FixedTools, JsonMessages, Sampling
 from ajet.schema.episode import ROOT, EpisodeStatus
 from ajet.schema.episode import Episode as FinishedEpisode
 

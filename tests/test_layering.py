@@ -19,6 +19,8 @@ ROOMS = """
 """.split()  # noqa: SIM905 - as one reads it
 """Folders of `ajet/`, from the ground up: each may import those before it."""
 
+MOST_ARROWS = 80
+"""Pairs of rooms of which one imports the other."""
 FEWEST_LINES, MOST_LINES = 60, 450
 SMALL_FOR_A_REASON = {
     "agents/tools/finish": "a kind of tool",
@@ -124,6 +126,11 @@ def test_a_room_imports_only_those_above_it_in_the_list(room: str) -> None:
         if module.startswith("ajet.") and module.split(".")[1] not in above
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_few_rooms_import_each_other() -> None:
+    found = {(room, module.split(".")[1]) for room in ROOMS for _, module in imports_of_part(room) if "ajet." in module}
+    assert len({(room, other) for room, other in found if other in ROOMS and other != room}) <= MOST_ARROWS
 
 
 def test_every_room_has_its_place_in_the_list() -> None:

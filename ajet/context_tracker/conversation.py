@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ajet.context_tracker.messages import (
-    JsonMessages,
     MessageKey,
     Skeleton,
     call_ids,
@@ -24,7 +23,7 @@ from ajet.context_tracker.messages import (
     snapshot,
     split_reasoning,
 )
-from ajet.schema.chat import FinishReason, Message, Sampling, Tool
+from ajet.schema.chat import FinishReason, JsonMessages, Message, Sampling, Tool
 from ajet.schema.episode import ROOT, Call, CallTree, IntArray, Run
 from ajet.schema.errors import ModelCallError
 

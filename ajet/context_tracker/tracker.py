@@ -19,7 +19,7 @@ import numpy as np
 
 from ajet.context_tracker.abnormal import find_abnormal
 from ajet.context_tracker.conversation import Audit, CallRecord, Conversations, Growth, MessageCalls, Node, Turn, Walk
-from ajet.context_tracker.messages import JsonMessages, TrackerSettings, content_text, split_reasoning, tools_key
+from ajet.context_tracker.messages import TrackerSettings, content_text, split_reasoning
 from ajet.context_tracker.prompting import (
     Prompt,
     Prompting,
@@ -31,7 +31,7 @@ from ajet.context_tracker.prompting import (
 )
 from ajet.context_tracker.samples import Rewards, mask_calls
 from ajet.context_tracker.template_probe import THOUGHT_END
-from ajet.schema.chat import ChatReply, ChatRequest, Completion, Message, Sampling, Tool
+from ajet.schema.chat import ChatReply, ChatRequest, Completion, JsonMessages, Message, Sampling, Tool, tools_key
 from ajet.schema.episode import ROOT, Call, CallTree, DropReason, Fork, IntArray, Ledger, Outcome
 from ajet.schema.errors import (
     AbnormalOutputError,

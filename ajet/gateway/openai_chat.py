@@ -9,11 +9,20 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, cast
 
-from ajet.context_tracker.messages import FixedTools, JsonMessages
 from ajet.gateway import protocol
 from ajet.gateway.chat import CallPiece, EpisodeSession, ReplyDelta
 from ajet.gateway.protocol import BadField, Caller, Event, ReplyStream, json_body, read_model, refuse_unsupported
-from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Completion, Message, Sampling, Tool
+from ajet.schema.chat import (
+    DEFAULT_TARGET,
+    ChatReply,
+    ChatRequest,
+    Completion,
+    FixedTools,
+    JsonMessages,
+    Message,
+    Sampling,
+    Tool,
+)
 from ajet.schema.errors import InvalidRequestError, ModelCallError
 from ajet.system.http_messages import (
     Answer,

@@ -5,9 +5,13 @@ Messages and tools are plain dicts in OpenAI's form; the clients (OpenAI, Anthro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from ajet.schema.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,6 +120,75 @@ DEFAULT_AGENT = "default_agent"
 DEFAULT_TARGET = "default_target"
 SIDE_MODEL = "side-model"
 """The model name under which a program (`agent.type: cli`) makes calls that aren't trained: titles, summaries."""
+
+
+class JsonMessages(Sequence[Message]):
+    """The messages of a request as the JSON array that the client sent. They are decoded when they are needed, and
+    those that a tracker knows by their bytes (`repeats`) usually never are."""
+
+    def __init__(self, source: bytes, decode: Callable[[bytes], list[Any]]) -> None:
+        """`decode` reads a JSON array. Raises InvalidRequestError."""
+        self.source = source
+        self.end = len(source[:-1].rstrip(b" \t\r\n"))
+        """Where the last message ends."""
+        self._decode = decode
+        self._before: bytes | None = None
+        """The source of an earlier request, which this one begins with."""
+        self._known, self._rest = 0, source
+        """How many messages need not be decoded, and the JSON of the others."""
+        self._new: list[Message] | None = None
+        """Those, once they are decoded."""
+
+    def repeats(self, before: bytes, end: int, count: int) -> bool:
+        """Whether it begins with all `count` messages of an earlier request, byte for byte: `before`, up to `end`."""
+        if before is self._before:
+            return True
+        if not self.source.startswith(memoryview(before)[:end]):
+            return False
+        rest = self.source[end:].lstrip(b" \t\r\n")
+        if rest[:1] not in (b",", b"]"):
+            return False
+        self._before = before
+        if self._new is None or self._known:
+            self._new, self._known, self._rest = None, count, b"[" + rest.removeprefix(b",")
+        return True
+
+    def _from(self, index: int) -> list[Message]:
+        """The messages after the first `_known`, which are no more than `index`."""
+        if index < self._known:
+            self._new, self._known, self._rest = None, 0, self.source
+        if self._new is None:
+            self._new = self._decode(self._rest)
+        return self._new
+
+    def __bool__(self) -> bool:
+        return self.end > 1
+
+    def __len__(self) -> int:
+        return self._known + len(self._from(self._known))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int) and index >= self._known:
+            return self._from(index)[index - self._known]
+        return self._from(0)[index]
+
+
+class FixedTools(list[Tool]):
+    """A list of tools that nobody changes any more. Its key is computed once."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__(tools)
+        self.key = tools_key(tools)
+
+
+def tools_key(tools: Sequence[Tool]) -> bytes:
+    """The comparison key of a tool list: its JSON. Order matters to a template, even that of keys."""
+    if isinstance(tools, FixedTools):
+        return tools.key
+    try:
+        return msgspec.json.encode(tools) if tools else b""
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"tools must be JSON: {error}") from error
 
 
 @dataclass(slots=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ajet.context_tracker.messages import FixedTools, JsonMessages, plain_message, plain_messages
+from ajet.context_tracker.messages import plain_message, plain_messages
+from ajet.schema.chat import FixedTools, JsonMessages
 from ajet.schema.errors import InvalidRequestError, SessionClosedError, UnsupportedContentError
 from support.tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, result, said, system, user
 

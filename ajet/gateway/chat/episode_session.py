@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_ch
 import msgspec
 from msgspec.structs import replace
 
-from ajet.engine.base import Engine
 from ajet.gateway.chat.reply import (
     IncrementalText,
     OnDelta,
@@ -44,6 +43,7 @@ from ajet.schema.span import Span
 
 if TYPE_CHECKING:
     from ajet.context_tracker import ContextTracker, PreparedCall, Renderer, TokenPrompt
+    from ajet.engine.base import Engine
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
