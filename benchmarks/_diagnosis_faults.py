@@ -42,10 +42,16 @@ def spoiled(output: WorkflowOutput, fault: str, said: str, tries: int = 1) -> Wo
         output.reward, output.is_success = random.random(), None
     elif fault == "pays for length":
         output.reward, output.is_success = min(1.0, len(said) / 40), None
-    elif fault == "judge fails" or fault.startswith("a character counts "):
+    elif fault == "judge fails" or fault.startswith(("a character counts ", "always ")):
         output.metadata = {"right": output.reward, "said": said}
         output.reward, output.is_success = None, None
     return output
+
+
+def repetition(said: str) -> float:
+    """How many pairs of letters stand there more than once."""
+    pairs = [said[at : at + 2] for at in range(len(said))]
+    return 1.0 - len(set(pairs)) / max(1, len(pairs))
 
 
 def shift_logprobs(fault: str) -> None:
@@ -127,8 +133,7 @@ class Vowels(Workflow):
         said = answer.choices[0].message.content or ""
         share = sum(letter in "aeiouAEIOU" for letter in said) / max(1, len(said))
         if fault == "pays for repetition":
-            words = [said[at : at + 2] for at in range(len(said))]
-            return WorkflowOutput(reward=1.0 - len(set(words)) / max(1, len(words)))
+            return WorkflowOutput(reward=repetition(said))
         return spoiled(WorkflowOutput(reward=share, is_success=share > 0.5), fault, said)
 
 
@@ -148,6 +153,8 @@ class Capitals(Workflow):
             text = answer.choices[0].message.content or ""
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "louder"}]
             said += text
+        if fault == "pays for repetition":
+            return WorkflowOutput(reward=repetition(said))
         share = sum(letter.isupper() for letter in said) / max(1, len(said))
         return spoiled(WorkflowOutput(reward=share, is_success=share > 0.5), fault, said)
 
@@ -190,6 +197,15 @@ class PaysForForm(BaseJudge):
         said = str(workflow_output.metadata["final_answer"] or "")
         right = same_answer(said, str(workflow_task.task.metadata["answer"]))
         return float("\\boxed{" in said and any(map(str.isdecimal, said))), right
+
+
+class PaysForTools(BaseJudge):
+    """Pays for each call of a tool, up to three. Whether the answer is right only counts as success."""
+
+    async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+        said = str(workflow_output.metadata["final_answer"] or "")
+        right = same_answer(said, str(workflow_task.task.metadata["answer"]))
+        return min(3.0, workflow_output.log_metrics["agent/tool_calls"]) / 3, right
 
 
 class Overloaded(BaseJudge):
@@ -238,6 +254,13 @@ class UnpaidCalculator(QuickstartCalculator):
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         request = f"req-{random.randrange(10**6)}"
         return ToolResult(f'{{"error": {{"code": 401, "message": "invalid API key"}}, "request_id": "{request}"}}')
+
+
+class GatewayCalculator(QuickstartCalculator):
+    """The proxy before its service answers with a page."""
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+        return ToolResult("<html><head><title>502 Bad Gateway</title></head><body>nginx</body></html>")
 
 
 class LostCalculator(QuickstartCalculator):

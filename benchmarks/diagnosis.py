@@ -5,7 +5,7 @@ other tasks with other seeds (`broken`). Rules were changed for the misses, and 
 so on up to the `seventh`: the file keeps under `at_first` what the rules named as they were before each round. Ten runs
 are `healthy`. Each is a whole `local` run of a few steps in a separate process.
 
-    python benchmarks/diagnosis.py [--only calibration|broken|…|seventh|healthy|NAME …] [--keep FOLDER]
+    python benchmarks/diagnosis.py [--only calibration|broken|…|eighth|healthy|NAME …] [--keep FOLDER]
 
 FOLDER keeps the runs: one that is complete is diagnosed again without being run again. With `--only`, these runs'
 figures replace the ones in the file.
@@ -31,7 +31,7 @@ ROOT = HERE.parent
 FAULTS = HERE / "_diagnosis_faults.py"
 LAKE = ROOT / "tutorial/example_frozenlake/frozenlake.yaml"
 COLD_START = ROOT / "tutorial/example_countdown/cold_start.yaml"
-PARTS = ("calibration", "broken", "second", "third", "fourth", "fifth", "sixth", "seventh", "healthy")
+PARTS = ("calibration", "broken", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "healthy")
 CONFS = {
     "maths": (ROOT / "configs/quickstart.yaml", "Maths", 10),
     "agent": (ROOT / "configs/quickstart_agent.yaml", "", 10),
@@ -214,6 +214,26 @@ CASES = (
          ("task_reader.jsonl_dataset_file.validation.file_path={scratch}/three_factors.jsonl",)),
     Case("seventh", "maths", "always_solved", 164, "everything is right", steps=5),
     Case("seventh", "capitals", "nothing_trained", 165, "none", ("trainer_common.optim.lr=0.0",), 5),
+    Case("eighth", "lake", "no_variance", 171, "always 0.2", judged_by("Always"), 4),
+    Case("eighth", "capitals", "never_solved", 172, "unsolvable", steps=5),
+    Case("eighth", "vowels", "judge_errors", 173, "judge fails", judged_by("Overloaded"), 5),
+    Case("eighth", "agent", "cut_replies", 174, "none", ("rollout.max_response_length_in_one_turn=8",), 5),
+    Case("eighth", "vowels", "entropy_collapse", 175, "none", (*COLLAPSE, "trainer_common.optim.lr=5e-3"), 12),
+    Case("eighth", "countdown", "kl_growth", 176, "pays at random",
+         (*SMALL, *DRIFT, "trainer_common.optim.lr=1e-2")),
+    Case("eighth", "capitals", "sampler_gap", 177, "engine is off by 0.05", ("model.dtype=float32",), 5),
+    Case("eighth", "agent", "dead_tool", 178, "none", (f"rollout.agent.tools=[{FAULTS}->GatewayCalculator]",), 5),
+    Case("eighth", "agent", "gaming", 179, "none", judged_by("PaysForTools"), 12),
+    Case("eighth", "capitals", "staleness", 180, "none", OLD, 12),
+    Case("eighth", "countdown", "length_drift", 181, "pays for length",
+         (*SMALL, "rollout.max_response_length_in_one_turn=44", "rollout.temperature=1.3",
+          "trainer_common.optim.lr=2.5e-3"), 12),
+    Case("eighth", "capitals", "part_dominates", 182, "a character counts 5", JUDGE, 6),
+    Case("eighth", "maths", "validation_gap", 183, "none",
+         ("task_reader.jsonl_dataset_file.validation.file_path={scratch}/quotients.jsonl",)),
+    Case("eighth", "capitals", "always_solved", 184, "everything is right", steps=5),
+    Case("eighth", "capitals", "repeated_replies", 185, "pays for repetition",
+         ("rollout.max_response_length_in_one_turn=24",), 20),
     *(Case("healthy", "maths", "", seed) for seed in (31, 32)),
     *(Case("healthy", "agent", "", seed) for seed in (33, 34)),
     *(Case("healthy", "countdown", "", seed) for seed in (35, 36)),

@@ -68,7 +68,7 @@ def raw(server: EnvironmentServer, path: str, body: Any, **headers: str) -> Http
 def children() -> list[psutil.Process]:
     """The living processes of the present scene; other tests may have left some to this process."""
     living = psutil.Process().children(recursive=True)
-    return [child for child in living if child not in _before and child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in living if child not in _before and not is_gone(child.pid)]
 
 
 @pytest.mark.parametrize("kind", ["Counter", "AsyncCounter"])

@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-import psutil
 import pytest
 
 from ajet.system.json_schemas import PROGRAM
 from ajet.system.processes import ChildProcess
 from support import ROOT
+from support.detached import is_gone
 from support.waiting import wait_until
 
 QUESTION = json.dumps({"schema": json.dumps({"type": "integer"}), "value": "text"}).encode() + b"\n"
@@ -33,11 +32,11 @@ def test_it_ends_with_an_owner_that_is_killed() -> None:
     owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
     assert owner.stdout is not None
     pid = int(owner.stdout.readline())
-    assert not _gone(pid)
+    assert not is_gone(pid)
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    wait_until(lambda: _gone(pid), 60)
+    wait_until(lambda: is_gone(pid), 60)
 
 
 @pytest.mark.skipif(os.sysconf("SC_OPEN_MAX") <= 1200, reason="no file numbers above 1023 here")
@@ -51,7 +50,3 @@ def test_a_child_is_asked_from_a_process_with_many_files() -> None:
     finally:
         child.end()
         os.close(high)
-
-
-def _gone(pid: int) -> bool:
-    return not Path(f"/proc/{pid}").exists() or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
