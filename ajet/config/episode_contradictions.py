@@ -275,9 +275,9 @@ ENGINE_RULES = (
     ),
     ContradictionRule(
         ("rollout.routing_replay", "rollout.engine"),
-        lambda a: a.rollout.routing_replay and a.rollout.engine != "torch",
-        "of the engines, only the embedded one says which experts it chose, and rollout.engine is {rollout.engine}",
-        "set rollout.engine: torch, or leave routing_replay out",
+        lambda a: a.rollout.routing_replay and a.rollout.engine not in ("torch", "vllm"),
+        "only the embedded engine and vLLM say which experts they chose, and rollout.engine is {rollout.engine}",
+        "set rollout.engine: torch or vllm, or leave routing_replay out",
         on=("local",),
     ),
     ContradictionRule(

@@ -8,10 +8,13 @@ can't be changed: `/v1/completions` carries token ids both ways. Otherwise it of
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from msgspec import Struct, ValidationError, convert
 
 from ajet.engine.base import EnginePlacement, OnTokens, check_request
@@ -35,6 +38,9 @@ from ajet.schema.errors import (
     InvalidRequestError,
     ModelCallError,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 STANDARD = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "seed"})
 """Sampling fields that every OpenAI-compatible server knows; some servers refuse requests with any other."""
@@ -72,6 +78,7 @@ class _Logprobs(Struct):
 
 class _Choice(Struct):
     token_ids: list[int] | None = None
+    routed_experts: str | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -120,6 +127,7 @@ class CompletionReader:
         self.logprobs: list[float] = []
         self._tops: list[list[tuple[int, float]]] = []
         self._cached = 0
+        self._experts: NDArray[np.int16] | None = None
 
     def note_version(self, version: int) -> None:
         """Tokens read from now on were sampled under these weights."""
@@ -154,6 +162,8 @@ class CompletionReader:
         self.logprobs += logprobs
         if self._request.top_logprobs:
             self._tops += [_ranked(row or {}) for row in details.top_logprobs or []]
+        if choice.routed_experts is not None:
+            self._experts = _experts(choice.routed_experts, len(self._request.prompt_ids) + len(self.token_ids) - 1)
         if choice.finish_reason:
             self._finish = _finish_reason(choice.finish_reason)
             self._stopped_by = choice.stop_reason
@@ -167,7 +177,23 @@ class CompletionReader:
         if self._finish == "stop" and stopped_by is None:
             stopped_by = self.token_ids[-1]  # an end token: the server names only stops that the request asked for
         tops = self._tops if self._request.top_logprobs else None
-        return Completion(self.token_ids, self.logprobs, self._finish, stopped_by, self._versions, tops, self._cached)
+        return Completion(
+            self.token_ids, self.logprobs, self._finish, stopped_by, self._versions, tops, self._cached, self._experts
+        )
+
+
+def _experts(text: str, tokens: int) -> NDArray[np.int16]:
+    """The experts that vLLM says it chose: [token, layer, chosen] of all tokens but the last, as a .npy in base64."""
+    try:
+        found = np.lib.format.read_array(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise EngineError(f"the server's routed_experts are no array: {error}") from error
+    if found.ndim != 3 or len(found) != tokens or found.dtype.kind not in "iu":
+        raise EngineError(
+            f"the server's routed_experts are {found.dtype} of shape {found.shape}; expected were whole numbers for "
+            f"{tokens} tokens"
+        )
+    return found.astype(np.int16)
 
 
 def _error_in_stream(error: Any) -> ModelCallError:

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ajet.schema.errors import FeatureUnavailableError
+from ajet.schema.errors import EngineError, FeatureUnavailableError
 
 KEY = "ajet.rollout.routing_replay"
 ROUTER = "TopKRouter"
 """How transformers' names of routers end that choose by one `torch.topk` and return the choice last."""
 ARGUMENT = "ajet_experts"
-"""The argument of a model's forward that brings the routes to follow: [B, N, L, K]; -1 where none was noted."""
+"""The argument of a model's forward that brings the routes to follow: [B, N, L, K]; -1 where none was noted. vLLM notes
+all layers, and L is their number; the embedded engine those with a router."""
 
 
 def routers_of(model: Any) -> list[Any]:
@@ -74,20 +75,26 @@ def following(model: Any) -> Iterator[None]:
     routers = routers_of(causal)
     number = {id(router): index for index, router in enumerate(routers)}
     with ExitStack() as stack:
-        for layer in causal.base_model.layers:
+        layers = causal.base_model.layers
+        for depth, layer in enumerate(layers):
             for router in (module for module in layer.modules() if id(module) in number):
                 here: list[Tensor | None] = [None]
-                enter = partial(_enter, here, number[id(router)])
+                enter = partial(_enter, here, {len(layers): depth, len(routers): number[id(router)]})
                 stack.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
                 router.__dict__["forward"] = partial(_follow, here, router.forward)
                 stack.callback(router.__dict__.pop, "forward")
         yield
 
 
-def _enter(here: list[Tensor | None], index: int, _layer: Any, given: Any, named: dict[str, Any]) -> Any:
-    """A layer begins: keep its router's routes, [T, K], and let nothing else see them."""
+def _enter(here: list[Tensor | None], places: dict[int, int], _layer: Any, given: Any, named: dict[str, Any]) -> Any:
+    """A layer begins: keep its router's routes, [T, K], and let nothing else see them. `places`: L → its own l."""
     routes_BNLK = named.pop(ARGUMENT, None)
-    here[0] = None if routes_BNLK is None else routes_BNLK[:, :, index].flatten(0, 1)
+    if routes_BNLK is None:
+        here[0] = None
+    elif (noted := routes_BNLK.shape[2]) in places:
+        here[0] = routes_BNLK[:, :, places[noted]].flatten(0, 1)
+    else:
+        raise EngineError(f"{KEY}: the engine noted the experts of {noted} layers, and the model has {max(places)}")
     return given, named
 
 

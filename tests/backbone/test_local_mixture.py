@@ -11,6 +11,7 @@ from ajet.cli.main import main
 from ajet.engine.tiny_tokenizer import write_tokenizer
 from support.asks_twice import AGENTS
 from support.small_models import small_model
+from support.torch_vllm_server import vllm_python
 
 CONF = """\
 ajet:
@@ -26,6 +27,7 @@ ajet:
     max_model_len: 512
     max_response_length_in_one_turn: 12
     routing_replay: true
+    compute_madness_checklist: []
   data: {train_batch_size: 2, max_prompt_length: 300, max_response_length: 200}
   trainer_common: {total_training_steps: 2}
 """
@@ -35,7 +37,8 @@ ajet:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     options = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "pad_token_id": 0}
-    small_model("qwen3_moe", vocab_size=512, **options).save_pretrained("mixture")
+    layers = {"num_hidden_layers": 3, "mlp_only_layers": [1]}
+    small_model("qwen3_moe", vocab_size=512, **options, **layers).save_pretrained("mixture")
     write_tokenizer(tmp_path / "mixture", "qwen2")
     (tmp_path / "c.yaml").write_text(CONF)
     (tmp_path / "agents.py").write_text(AGENTS)
@@ -44,8 +47,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_every_token_goes_where_it_went_when_it_was_sampled(here: Path) -> None:
-    assert main(["--conf", "c.yaml", "--backbone=local"]) == 0
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_every_token_goes_where_it_went_when_it_was_sampled(here: Path, engine: str) -> None:
+    """In vLLM's place stands `torch_vllm_server.py`, which notes experts as vLLM does; vLLM's CPU build can't."""
+    python = f"rollout.vllm.python={vllm_python(here)}"
+    assert main(["--conf", "c.yaml", "--backbone=local", f"rollout.engine={engine}", python]) == 0
     (found,) = here.glob("runs/**/metrics.jsonl")
     steps = [row for row in map(json.loads, found.read_text().splitlines()) if "tokens/computed" in row]
     assert len(steps) == 2
@@ -57,7 +63,7 @@ def test_every_token_goes_where_it_went_when_it_was_sampled(here: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (["rollout.engine=vllm"], "only the embedded one says which experts it chose"),
+        (["rollout.engine=remote"], "only the embedded engine and vLLM say which experts they chose"),
         (["backbone=verl"], "verl follows recorded routes only with Megatron and VeOmni"),
         (["trainer_common.compile=true"], "compiled layers choose their experts themselves"),
         (["model.path=tiny:qwen3"], "ajet.rollout.routing_replay: Qwen3ForCausalLM has no router"),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import gzip
+import io
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ajet.engine.base import Engine
@@ -30,6 +33,13 @@ from ajet.system import http_client
 from support.http_server import Answer, Handle, Server
 
 
+def npy(array: Any, **options: Any) -> str:
+    """As vLLM sends one."""
+    buffer = io.BytesIO()
+    np.save(buffer, array, **options)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
 def choice(ids: list[int], finish: str | None = "stop", stop: Any = None) -> dict[str, Any]:
     logprobs = {
         "token_logprobs": [-0.5] * len(ids),
@@ -43,6 +53,11 @@ def completions(path: str, body: dict[str, Any], key: str) -> Answer:
     if body.get("stream"):
         return 200, {"content-type": "text/event-stream"}, [choice([7], None), choice([8, 9], "stop", 9)]
     return 200, {}, choice([7, 8, 9], "length" if body["max_tokens"] == 3 else "stop")
+
+
+def answering(content: Any) -> Handle:
+    """Answer the engine's question whether there are token ids, and then this."""
+    return lambda path, body, key: completions(path, body, key) if body["max_tokens"] == 1 else (200, {}, content)
 
 
 @pytest.fixture
@@ -248,6 +263,39 @@ def test_a_malformed_answer_is_typed(server: Server, content: Any) -> None:
         await engine.aclose()
 
     asyncio.run(scenario())
+
+
+def test_the_experts_that_vllm_chose_are_read(server: Server) -> None:
+    """Of two prompt tokens and three of the reply, the last was not computed."""
+    experts = np.arange(4 * 2 * 3).reshape(4, 2, 3) + 240
+    answer = choice([7, 8, 9])
+    answer["choices"][0]["routed_experts"] = npy(experts.astype(np.uint16))
+    server.handle = answering(answer)
+    reply = draw(RemoteEngine(settings(server)))
+    assert reply.experts.dtype == np.int16
+    assert reply.experts.tolist() == experts.tolist()
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        ("AAAA", "are no array"),
+        ("A", "are no array"),
+        (npy(np.array([{}]), allow_pickle=True), "are no array"),
+        (
+            npy(np.zeros((3, 2, 3), np.uint8)),
+            r"are uint8 of shape \(3, 2, 3\); .* for 4 tokens",
+        ),
+        (npy(np.zeros((4, 2, 3))), "are float64"),
+        (npy(np.zeros(4, np.uint8)), "of shape"),
+    ],
+)
+def test_experts_that_can_not_be_read_are_typed(server: Server, sent: str, why: str) -> None:
+    answer = choice([7, 8, 9])
+    answer["choices"][0]["routed_experts"] = sent
+    server.handle = answering(answer)
+    with pytest.raises(EngineError, match=why):
+        draw(RemoteEngine(settings(server)))
 
 
 @pytest.mark.parametrize(("code", "error"), [(400, InvalidRequestError), (500, EngineError)])

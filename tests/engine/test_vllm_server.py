@@ -16,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from ajet.engine.base import Engine
 from ajet.engine.vllm.server import VllmServer, VllmSettings, server_arguments, server_environment
-from ajet.engine.vllm.server_engine import VllmServerEngine
-from ajet.schema.chat import GenerateRequest, Sampling, TokenChunk
+from ajet.engine.vllm.server_engine import VllmServerEngine, _check_noted
+from ajet.schema.chat import Completion, GenerateRequest, Sampling, TokenChunk
 from ajet.schema.errors import (
     ConfigError,
     EngineError,
@@ -419,6 +420,24 @@ def test_a_server_that_ends_while_starting_shows_its_log(tmp_path: Path) -> None
 
     with pytest.raises(EngineError, match="no such model"):
         asyncio.run(VllmServerEngine(VllmSettings("m", log_folder=tmp_path), command).ready())
+
+
+def test_a_server_that_names_no_experts_is_an_error(tmp_path: Path) -> None:
+    """And so are weights that change during a reply that comes whole."""
+    engine = new_engine(tmp_path, notes_experts=True)
+
+    async def scene() -> None:
+        try:
+            await engine.generate(asked())
+        finally:
+            await engine.aclose()
+
+    with pytest.raises(EngineError, match=r"leave rollout\.routing_replay out"):
+        asyncio.run(scene())
+    noted = Completion([7], [-0.5], "stop", experts=np.zeros((1, 1, 1), np.int16))
+    _check_noted(noted, 0)
+    with pytest.raises(EngineError, match="the weights changed during a reply"):
+        _check_noted(replace(noted, versions=[(0, 1)]), 0)
 
 
 def test_the_server_is_asked_for_logprobs_at_the_temperature() -> None:

@@ -47,6 +47,11 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(3)
         if body["prompt"][0] == 667:
             deaf = True
+        if not body.get("stream"):
+            ids = list(range(7, 7 + body["max_tokens"]))
+            choice = {"token_ids": ids, "logprobs": {"token_logprobs": [-0.5] * len(ids)}, "finish_reason": "length"}
+            self.answer({"choices": [choice]})
+            return
         self.send_response(200)
         self.send_header("connection", "close")
         self.end_headers()

@@ -9,6 +9,8 @@ the "Python" that `rollout.vllm.python` names.
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import os
 import sys
@@ -16,6 +18,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 
 def vllm_python(folder: Path) -> Path:
@@ -35,7 +39,7 @@ def told(folder: Path) -> list[list[Any]]:
 class Model:
     """The embedded engine on a loop of its own."""
 
-    def __init__(self, folder: str, length: int) -> None:
+    def __init__(self, folder: str, length: int, notes_experts: bool) -> None:
         from ajet.engine.torch.commands import TorchEngineSettings
         from ajet.engine.torch.engine import TorchEngine
 
@@ -43,7 +47,9 @@ class Model:
         self.adapter = ""
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.engine = TorchEngine(folder, TorchEngineSettings(max_model_len=length, dtype="float32"))
+        self.engine = TorchEngine(
+            folder, TorchEngineSettings(max_model_len=length, dtype="float32", notes_experts=notes_experts)
+        )
         self.version = 0
         self.wait(self.engine.ready())
 
@@ -59,10 +65,25 @@ class Model:
         reply = self.wait(self.engine.generate(GenerateRequest(body["prompt"], sampling)))
         choice = {"token_ids": reply.token_ids, "logprobs": {"token_logprobs": reply.logprobs}}
         choice |= {"finish_reason": reply.finish_reason, "stop_reason": reply.stopped_by}
+        if reply.experts is not None and not body.get("stream"):  # as vLLM, which doesn't stream them
+            choice["routed_experts"] = self._of_all_layers(reply.experts)
         return {"choices": [choice]}
 
+    def _of_all_layers(self, experts: Any) -> str:
+        """As vLLM notes them: nothing but 0 in layers without a router."""
+        config = json.loads(Path(self.base, "config.json").read_text())
+        dense = config.get("mlp_only_layers", [])
+        routed = [layer for layer in range(config["num_hidden_layers"]) if layer not in dense]
+        noted = np.zeros((len(experts), config["num_hidden_layers"], experts.shape[2]), np.uint8)
+        noted[:, routed] = experts
+        buffer = io.BytesIO()
+        np.save(buffer, noted, allow_pickle=False)
+        return base64.b64encode(buffer.getvalue()).decode()
+
     def reload(self, folder: str) -> None:
-        self._serve(folder)
+        from ajet.engine.model_source import ModelSource
+
+        self._serve(dict(ModelSource.resolve(folder).model().state_dict()))  # it knows the names of stored experts
 
     def load_adapter(self, folder: str) -> None:
         from peft import PeftModel
@@ -88,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.path == "/v1/completions":
-            self.answer(self.model.complete(body), streamed=True)
+            self.answer(self.model.complete(body), streamed=body.get("stream", False))
             return
         note(self.log, self.path, body)
         if self.path == "/collective_rpc":
@@ -122,7 +143,8 @@ def main() -> None:
 
     Handler.log = log
     note(log, "start", {"pid": os.getpid(), "arguments": arguments})
-    Handler.model = Model(given("model"), int(given("max-model-len")))
+    notes_experts = "--enable-return-routed-experts" in arguments
+    Handler.model = Model(given("model"), int(given("max-model-len")), notes_experts)
     ThreadingHTTPServer(("127.0.0.1", int(given("port"))), Handler).serve_forever(0.01)
 
 

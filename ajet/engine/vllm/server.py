@@ -74,6 +74,8 @@ class VllmSettings:
     Empty: all."""
     lora_rank: int = 0
     """The largest rank of a LoRA adapter that may be loaded. 0: none."""
+    notes_experts: bool = False
+    """Say of each token which experts of a mixture it went to. vLLM's CPU build can't."""
     extra_args: tuple[str, ...] = ()
     log_folder: Path | None = None
     """Where servers write their output. None: a temporary folder, which errors name."""
@@ -98,6 +100,7 @@ class VllmSettings:
             max_restarts=rollout.vllm.max_restarts,
             sleep=rollout.vllm.sleep,
             devices=tuple(rollout.vllm.devices),
+            notes_experts=rollout.routing_replay,
             extra_args=tuple(rollout.vllm.extra_args),
         )
 
@@ -173,6 +176,7 @@ def engine_arguments(settings: VllmSettings) -> list[str]:
         str(settings.gpu_memory_utilization),
         *(["--enable-sleep-mode"] if settings.sleep else []),
         *_lora_arguments(settings.lora_rank),
+        *(["--enable-return-routed-experts"] if settings.notes_experts else []),
         *(cpu_arguments(settings) if is_cpu_build(settings.python) else []),
         *settings.extra_args,  # the last of two that contradict each other counts
     ]

@@ -76,6 +76,14 @@ async def _control(replica: Replica, path: str, body: Mapping[str, Any] | None =
     await replica.client.control(path, body or {})
 
 
+def _check_noted(reply: Completion, version: int) -> None:
+    """With `rollout.routing_replay` a reply comes in one piece, which must be of one version of the weights."""
+    if reply.experts is None:
+        raise EngineError("vLLM didn't say which experts it chose: leave rollout.routing_replay out")
+    if reply.versions != [(0, version)]:
+        raise EngineError("the weights changed during a reply whose experts are noted, and vLLM doesn't say where")
+
+
 class VllmServerEngine:
     """An `Engine` over vLLM servers of our own."""
 
@@ -177,7 +185,8 @@ class VllmServerEngine:
         client, model = replica.client, replica.model
         if client is None:
             raise EngineError("the vLLM server is being restarted")
-        reader = CompletionReader(request, replica.version)
+        version = replica.version
+        reader = CompletionReader(request, version)
 
         def on_event(event: dict[str, Any]) -> None:
             if model == MODEL_NAME:  # an adapter stays the same until the reply ends
@@ -186,16 +195,21 @@ class VllmServerEngine:
             if ids and on_tokens is not None:
                 on_tokens(TokenChunk(list(ids), logprobs))
 
+        body = completion_body(request, model, room)
         try:
-            # always streamed: vLLM learns of a cancelled request when the connection closes
-            body = {**completion_body(request, model, room), "stream_options": {"include_usage": True}}
-            await client.stream("/completions", body, on_event)
+            if self._settings.notes_experts:  # vLLM doesn't stream them
+                on_event(await client.post("/completions", body))
+            else:
+                await client.stream("/completions", {**body, "stream_options": {"include_usage": True}}, on_event)
         except EngineError:
             if replica.client is client and not await replica.answers():
                 self._mark_down(replica)  # before the pool retries: the next request waits for the server
             raise
         replica.answered = True
-        return reader.completion()
+        reply = reader.completion()
+        if self._settings.notes_experts:
+            _check_noted(reply, version)
+        return reply
 
     def _mark_down(self, replica: Replica) -> None:
         replica.up.clear()
