@@ -387,6 +387,12 @@ def test_what_the_cpu_build_is_given_is_said_in_one_line(tmp_path: Path, caplog:
     assert "VLLM_CPU_OMP_THREADS_BIND=nobind" in said and "--no-enable-chunked-prefill" in said
 
 
+def test_the_cpu_build_can_not_note_experts(tmp_path: Path) -> None:
+    engine = new_engine(tmp_path, notes_experts=True, python=python_with(tmp_path, "0.32.0+cpu"))
+    with pytest.raises(ConfigError, match=r"^ajet\.rollout\.routing_replay: vLLM's CPU build doesn't say"):
+        asyncio.run(engine.ready())
+
+
 def test_cancelling_closing_in_and_pausing(tmp_path: Path) -> None:
     async def scenario() -> None:
         engine = new_engine(tmp_path)
@@ -419,6 +425,21 @@ def test_a_server_that_ends_while_starting_shows_its_log(tmp_path: Path) -> None
         return [sys.executable, "-c", "print('no such model'); raise SystemExit(1)"]
 
     with pytest.raises(EngineError, match="no such model"):
+        asyncio.run(VllmServerEngine(VllmSettings("m", log_folder=tmp_path), command).ready())
+
+
+def test_a_setting_that_vllm_refuses_is_said_with_the_reason(tmp_path: Path) -> None:
+    """pydantic's error names its class in one line, and the reason in the next."""
+    program = (
+        "print('ValidationError: 1 validation error for VllmConfig'); "
+        "print('  Value error, no such parser [type=value_error, input_value=1, input_type=int]'); "
+        "print('    For further information visit https://errors.pydantic.dev/2.14/v/value_error'); raise SystemExit(1)"
+    )
+
+    def command(settings: VllmSettings, port: int) -> list[str]:
+        return [sys.executable, "-c", program]
+
+    with pytest.raises(EngineError, match=r"ended while starting: Value error, no such parser \(log: "):
         asyncio.run(VllmServerEngine(VllmSettings("m", log_folder=tmp_path), command).ready())
 
 

@@ -220,10 +220,13 @@ STOP_SECONDS = 15.0
 TAIL_BYTES = 16 << 20
 """How much of a server's log is searched for its last error: vLLM repeats a traceback for each request in flight."""
 
-ERROR_LINE = re.compile(r"\b\w*(Error|Exception)\b: .|\berror: ")
+ERROR_LINE = re.compile(r"\b\w*(Error|Exception)\b: .|\berror: |^ +Value error, ")
 LOG_PREFIX = re.compile(r"^\(.+? pid=\d+\) (?P<level>[A-Z]+) \S+ \S+ \[\S+\] ")
-SAYS_NOTHING = ("See root cause above", "Engine core initialization failed", "stack trace above", "stack trace (above)")
-"""vLLM's last error points to an earlier one."""
+SAYS_NOTHING = (
+    "See root cause above", "Engine core initialization failed", "stack trace above", "stack trace (above)",
+    "validation error for",
+)  # fmt: skip
+"""vLLM's last error points to an earlier one, pydantic's to a later line."""
 REFUSED_ARGUMENT = re.compile(r": error: (unrecognized arguments: .+|argument .+)")
 CANT_SLEEP = "Sleep mode is not supported"
 
@@ -359,7 +362,7 @@ def error_in(log: str) -> str:
         prefix = LOG_PREFIX.match(line)
         is_hint = prefix is not None and prefix["level"] in ("DEBUG", "INFO", "WARNING")
         if not is_hint and ERROR_LINE.search(line) and not any(words in line for words in SAYS_NOTHING):
-            return line[prefix.end() if prefix else 0 :].strip()[:500]
+            return line[prefix.end() if prefix else 0 :].partition(" [type=")[0].strip()[:500]
     return ""
 
 

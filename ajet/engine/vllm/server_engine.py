@@ -36,6 +36,7 @@ from ajet.engine.vllm.server import (
 from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, TokenChunk
 from ajet.schema.errors import (
     AjetError,
+    ConfigError,
     EngineError,
     GenerationTimeoutError,
 )
@@ -121,6 +122,11 @@ class VllmServerEngine:
 
     async def _start_all(self) -> None:
         if is_cpu_build(self._settings.python):
+            if self._settings.notes_experts:
+                raise ConfigError(
+                    "ajet.rollout.routing_replay: vLLM's CPU build doesn't say which experts it chose: leave the key "
+                    "out, or set rollout.engine: torch"
+                )
             variables = [f"{name}={value}" for name, value in cpu_variables().items()]
             log.info(
                 "vLLM's CPU build is started with %s (rollout.vllm.extra_args and the environment override these)",
