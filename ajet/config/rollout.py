@@ -108,8 +108,6 @@ class VllmConfig(Section):
     """Share of the GPU's memory for weights and cache."""
     start_timeout: AboveZero = 600.0
     """Seconds a server may take to start."""
-    max_restarts: Count = 3
-    """How often to restart a server that died before the run fails."""
     sleep: bool = False
     """Free the GPU's memory during updates, if one GPU serves vLLM and trainer; the optimiser's state then rests in
     host memory."""
@@ -185,8 +183,6 @@ class SandboxConfig(Section):
     """Longest that one command may run. null: 60; as long as the episode with `agent.type: cli`."""
     lifetime_seconds: AboveZero | None = None
     """When the sandbox ends. null: a little after `rollout.episode_timeout`."""
-    output_bytes: Positive = 1_000_000
-    """Bytes kept of each output stream of a command: its beginning and end."""
     image: str | None = None
     """docker, podman, kubernetes: the image of the root file system."""
     read_only: list[str] = []

@@ -160,8 +160,6 @@ class TaskRunnerConfig(Section):
     """With `remote`: where runners find this run."""
     wrapper_multiprocessing_timeout: AboveZero = 3600.0
     """Seconds after which a workflow's process is ended; `rollout.episode_timeout` applies as well."""
-    max_lost_threads: Count = 8
-    """Workflow threads that may hang for good before the run ends."""
     process_lifetime: Literal["episode", "run"] = "episode"
     """With `multi-processing`: a fresh process for each `episode`, or one that stays for the `run`: faster, but globals
     and the working folder stay changed."""
@@ -231,10 +229,6 @@ class GatewayConfig(Section):
     """PEM file with the certificate, for HTTPS, valid for the name that clients use."""
     tls_key: str | None = None
     """PEM file with the certificate's private key."""
-    header_deadline: AboveZero = 10.0
-    """Seconds within which a request's headers must arrive."""
-    body_deadline: AboveZero = 30.0
-    """Seconds within which a request's body must arrive."""
     max_body_mb: AboveZero = 16.0
     """Largest request body in MB, decompressed."""
     max_concurrent_per_episode: Positive = 64

@@ -317,8 +317,6 @@ class GEPAConfig(Section):
     """Search tasks on which a mutation must beat its parent before validation."""
     merges: Count = 5
     """Most merges of two candidates of the front. 0: none."""
-    selection: Literal["pareto", "current_best", "epsilon_greedy", "top_k_pareto"] = "pareto"
-    """How the parent of a mutation is chosen."""
     perfect_score: float = 1.0
     """A parent that earns this on the whole minibatch isn't mutated."""
 
@@ -380,8 +378,6 @@ class PromptTuningConfig(Section):
     confirmation_tasks: Count | None = None
     """Tasks kept until the end, to compare the best with the first template. 0: none. null: half of the validation
     split, or a quarter of the tasks."""
-    max_template_length: Positive = 20000
-    """Most characters of a proposed template."""
     proposal_retries: Count = 2
     """How often the proposer is asked again, after a proposal that is refused."""
     apo: APOConfig = APOConfig()

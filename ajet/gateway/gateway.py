@@ -124,7 +124,7 @@ class GatewaySettings:
             max_concurrent_per_episode=gateway.max_concurrent_per_episode,
             allowed_origins=tuple(gateway.allowed_origins),
             tls=gateway_tls(gateway.tls_cert, gateway.tls_key, "gateway.tls_cert and gateway.tls_key"),
-            limits=HttpLimits(gateway.header_deadline, gateway.body_deadline, body, max(4 * body, 64 * 1024 * 1024)),
+            limits=HttpLimits(max_body_bytes=body, max_buffered_bytes=max(4 * body, 64 * 1024 * 1024)),
         )
 
 

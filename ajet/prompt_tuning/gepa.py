@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from ajet.prompt_tuning.budget import BudgetExhausted
 from ajet.prompt_tuning.proposal import Ask, Candidate, Kind, SearchFailedError, changed
@@ -28,7 +28,6 @@ log = logging.getLogger("ajet.prompt_tuning.gepa")
 T = TypeVar("T")
 
 Texts = dict[str, str]
-Selection = Literal["pareto", "current_best", "epsilon_greedy", "top_k_pareto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,6 @@ class GEPA:
 
     minibatch: int = 3
     merges: int = 5
-    selection: Selection = "pareto"
     perfect_score: float = 1.0
     in_turn: bool = False
     """Whether only one of several templates changes in each iteration."""
@@ -70,7 +68,7 @@ class GEPA:
             "trainset": list(search.search_tasks),
             "valset": list(search.validation_tasks),
             "adapter": adapter,
-            "candidate_selection_strategy": self.selection,
+            "candidate_selection_strategy": "pareto",
             "perfect_score": self.perfect_score,
             "reflection_minibatch_size": min(self.minibatch, len(search.search_tasks)),
             "module_selector": "round_robin" if self.in_turn else "all",

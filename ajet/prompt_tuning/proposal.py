@@ -89,7 +89,7 @@ class Checks:
 
     start: PromptSet
     max_length: int = 20_000
-    """Characters of one template."""
+    """Characters of one template; twice as many as the start's has, if that is more."""
 
     def refusal(self, texts: Mapping[str, str], parent: PromptSet, known: Iterable[str]) -> str:
         """What is wrong with these new texts, in words that their author can act on; empty if nothing is.
@@ -112,8 +112,9 @@ class Checks:
     def _wrong(self, name: str, text: str) -> str:
         if not text.strip():
             return "it is empty"
-        if len(text) > self.max_length:
-            return f"it has {len(text):,} characters; at most {self.max_length:,} are allowed"
+        most = max(self.max_length, 2 * len(self.start.templates[name].template))
+        if len(text) > most:
+            return f"it has {len(text):,} characters; at most {most:,} are allowed"
         start = self.start.templates[name]
         try:
             template = PromptTemplate(text, start.engine)

@@ -125,7 +125,6 @@ def sandbox_settings(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxS
         disk_mb=asked.disk_mb,
         exec_seconds=asked.exec_seconds or (episode_s if program else EXEC_S),
         lifetime_seconds=asked.lifetime_seconds or episode_s + BEYOND_THE_EPISODE_S,
-        output_bytes=asked.output_bytes,
         image=asked.image,
         read_only=tuple(dict.fromkeys(shown)),
         environment=dict(asked.environment),

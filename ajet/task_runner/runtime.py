@@ -306,9 +306,7 @@ class Runtime:
         ajet = self.config.ajet
         base_dirs = self.config.base_dirs
         workflow_class = load_workflow(self.config, base_dirs)
-        threads = EpisodeThreads(
-            ajet.task_runner.max_lost_threads, collect_garbage=ajet.task_runner.wrapper_type == "asyncio-with-gc"
-        )
+        threads = EpisodeThreads(collect_garbage=ajet.task_runner.wrapper_type == "asyncio-with-gc")
         environments = find_environment(self.config, base_dirs)
         sandboxes = find_sandbox(self.config, base_dirs)
         self._judge = load_judge(self.config, base_dirs)
@@ -319,7 +317,7 @@ class Runtime:
         rollout = self.config.ajet.rollout
         return LateJudge(
             lambda: self._judge or self._prepared(load_judge(self.config, self.config.base_dirs)),
-            EpisodeThreads(self.config.ajet.task_runner.max_lost_threads),
+            EpisodeThreads(),
             timeout_s=None if debugging() else rollout.episode_timeout,
             retries=rollout.episode_retries,
             whole_groups=not (rollout.enable_oversample and rollout.oversample_keep == "first_ended"),

@@ -51,6 +51,8 @@ T = TypeVar("T")
 
 GRACE_S = 2.0
 """How long a thread may continue after its episode before it is interrupted, and again before it counts as lost."""
+MAX_LOST = 8
+"""Threads that may hang for good before the run ends."""
 
 _AGAIN_S = 0.25
 _LAST_ROUND_S = 0.05
@@ -260,7 +262,7 @@ def _for_the_service_loop(error: BaseException) -> Exception:
 class EpisodeThreads:
     """All episode threads of a process. Used on the service loop only."""
 
-    def __init__(self, max_lost: int, *, collect_garbage: bool = False, grace_s: float = GRACE_S) -> None:
+    def __init__(self, max_lost: int = MAX_LOST, *, collect_garbage: bool = False, grace_s: float = GRACE_S) -> None:
         self._max_lost = max_lost
         self._grace_s = grace_s
         self._collect = collect_garbage
@@ -276,7 +278,7 @@ class EpisodeThreads:
         lost = self.lost
         if len(lost) > self._max_lost:
             raise LostThreadsError(
-                f"{len(lost)} workflow threads hang (ajet.task_runner.max_lost_threads: {self._max_lost}). Set "
+                f"{len(lost)} workflow threads hang; {self._max_lost} may. Set "
                 "ajet.task_runner.wrapper_type: multi-processing, which runs each workflow in a process that can be "
                 f"killed, or find out why they hang. The last one is here:\n{condensed(lost[-1].stack())}"
             )

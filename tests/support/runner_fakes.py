@@ -175,10 +175,11 @@ def runner_of(
     judge: type[BaseJudge] | None = None,
     max_model_len: int = 1000,
     grace_s: float = 0.2,
+    max_lost: int = 8,
     **overrides: Any,
 ) -> TaskRunner:
     """A runner of `workflow` in threads. `overrides`: config keys, `__` for a dot."""
     config = make_config({key.replace("__", "."): value for key, value in overrides.items()})
     sessions = SmallProvider(config, LineEngine(*(lines or ("hello",))), max_model_len=max_model_len)
-    threads = EpisodeThreads(config.ajet.task_runner.max_lost_threads, grace_s=grace_s)
+    threads = EpisodeThreads(max_lost, grace_s=grace_s)
     return TaskRunner(sessions, ThreadRunner(workflow, judge(config) if judge else None, sessions, threads))

@@ -558,9 +558,7 @@ def test_too_many_threads_that_hang_for_good_end_the_run() -> None:
         return WorkflowOutput(reward=1)
 
     async def main() -> None:
-        runner = runner_of(
-            workflow_that(blocked), grace_s=0.05, rollout__episode_timeout=0.1, task_runner__max_lost_threads=2
-        )
+        runner = runner_of(workflow_that(blocked), grace_s=0.05, max_lost=2, rollout__episode_timeout=0.1)
         for _ in range(3):
             assert (await runner.run(TASK)).status is EpisodeStatus.TIMEOUT
         assert isinstance(runner.attempts, ThreadRunner)

@@ -309,7 +309,7 @@ class PromptRun:
             rounds=rounds,
             tune=self.tuning.tune,
             budget=make_budget(self.config, len(self.split.confirmation), spent),
-            checks=Checks(self.start, self.tuning.max_template_length),
+            checks=Checks(self.start),
             retries=self.tuning.proposal_retries,
             seed=ajet.rollout.seed,
             earlier=earlier,

@@ -217,7 +217,6 @@ def _own_keys(config: Config) -> dict[str, Any]:
         return {
             "minibatch": gepa.minibatch,
             "merges": gepa.merges,
-            "selection": gepa.selection,
             "perfect_score": gepa.perfect_score,
             "in_turn": tuning.tune == "in_turn",
         }

@@ -97,7 +97,6 @@ class VllmSettings:
             gpu_memory_utilization=rollout.vllm.gpu_memory_utilization,
             python=rollout.vllm.python or sys.executable,
             start_timeout_s=rollout.vllm.start_timeout,
-            max_restarts=rollout.vllm.max_restarts,
             sleep=rollout.vllm.sleep,
             devices=tuple(rollout.vllm.devices),
             notes_experts=rollout.routing_replay,
