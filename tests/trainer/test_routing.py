@@ -15,7 +15,7 @@ from ajet.engine.routing import following, noting, routers_of
 from ajet.engine.torch import TorchEngine, TorchEngineSettings
 from ajet.schema.chat import Completion
 from ajet.schema.episode import ROOT, Call, CallTree, Run
-from ajet.schema.errors import FeatureUnavailableError
+from ajet.schema.errors import EngineError, FeatureUnavailableError
 from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit
 from ajet.trainer.trainer import TrainSettings, Updater
 from support.small_models import small_model
@@ -129,6 +129,21 @@ def test_weights_of_followed_experts_come_from_the_models_own_scores() -> None:
     assert torch.equal(same, plain) and torch.equal(free, plain) and torch.equal(without, plain)
     assert not torch.allclose(others, plain, atol=1e-2)
     assert torch.equal(model(input_ids=ids).logits, plain)
+
+
+def test_an_engine_may_note_all_layers_or_those_with_a_router() -> None:
+    """vLLM notes all, and 0 where nothing is chosen."""
+    options = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+    model = small_model("qwen3_moe", **options, num_hidden_layers=3, mlp_only_layers=[1], attn="eager")
+    ids = torch.arange(20)[None]
+    others = torch.stack([torch.randperm(6)[:3] for _ in range(40)]).reshape(1, 20, 2, 3)
+    of_all = torch.stack([others[:, :, 0], torch.zeros_like(others[:, :, 0]), others[:, :, 1]], dim=2)
+    with following(model):
+        short = model(input_ids=ids, ajet_experts=others).logits
+        assert torch.equal(model(input_ids=ids, ajet_experts=of_all).logits, short)
+        assert not torch.allclose(model(input_ids=ids).logits, short, atol=1e-2)
+        with pytest.raises(EngineError, match="noted the experts of 4 layers, and the model has 3"):
+            model(input_ids=ids, ajet_experts=torch.zeros(1, 20, 4, 3, dtype=torch.long))
 
 
 def test_a_model_without_such_routers_is_refused_by_name() -> None:
