@@ -7,6 +7,7 @@ were independent. Tokens beyond the limits are recorded in the ledger with the r
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
@@ -162,20 +163,28 @@ def abandoned(records: Sequence[CallRecord], output: str | None = None) -> list[
 
 
 def _draws(group: Sequence[CallRecord], records: Sequence[CallRecord]) -> list[list[CallRecord]]:
-    """Replies to one prompt in the order of their requests, split wherever the conversation moved on in between."""
+    """Replies to one prompt in the order of their requests, split wherever the conversation moved on in between.
+    `records`: all calls, in the order in which they began."""
     turn, agent = group[0].turn, group[0].call.agent
-    moves = [
-        other.begun
-        for other in records
-        if other.turn.follows(turn) or (other.call.agent == agent and turn.follows(other.turn))
-    ]
+
+    def moves_on(other: CallRecord) -> bool:
+        return other.turn.follows(turn) or (other.call.agent == agent and turn.follows(other.turn))
+
     draws = [[group[0]]]
-    for record in group[1:]:
-        first_ended = min(earlier.ended for earlier in draws[-1])
-        if any(first_ended < move < record.begun for move in moves):
+    first_ended = group[0].ended
+    for before, record in pairwise(group):
+        # what began before `before` was looked at with it
+        since = bisect_right(records, max(first_ended, before.begun), key=_begun)
+        if any(map(moves_on, records[since : bisect_left(records, record.begun, key=_begun)])):
             draws.append([])
+            first_ended = record.ended
         draws[-1].append(record)
+        first_ended = min(first_ended, record.ended)
     return draws
+
+
+def _begun(record: CallRecord) -> int:
+    return record.begun
 
 
 def _losers(draw: Sequence[CallRecord], records: Sequence[CallRecord], output: str | None) -> list[CallRecord]:
