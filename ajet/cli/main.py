@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -105,13 +104,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(arguments: list[str]) -> int:
-    from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED
-
     try:
         return _dispatch(arguments)
     except KeyboardInterrupt:
+        from ajet.schema.errors import EXIT_INTERRUPTED
+
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away (`ajet config docs | head`)
+        from ajet.schema.errors import EXIT_FAILED
+
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
 
@@ -156,6 +157,8 @@ def _dispatch(arguments: list[str]) -> int:
     if first in COMMANDS:
         return _run(lambda: function_of(first), arguments[1:])
     if not first.startswith("-") and "=" not in first:
+        from difflib import get_close_matches
+
         near = get_close_matches(first, COMMANDS, n=1)
         if first.endswith((".yaml", ".yml")):
             hint = f"to run it: ajet --conf {first}"
