@@ -40,7 +40,15 @@ from ajet.task_runner.attempt import (
 )
 from ajet.task_runner.environments import EnvironmentEndings, LeasedSandbox
 from ajet.task_runner.results import WorkflowInterrupted, run_workflow
-from ajet.task_runner.thread_control import ROUND_S, cancel_loops, drop_complaints, end_loop, raise_in, run_with_pauses
+from ajet.task_runner.thread_control import (
+    ROUND_S,
+    cancel_loops,
+    drop_complaints,
+    end_loop,
+    new_loop,
+    raise_in,
+    run_with_pauses,
+)
 from ajet.task_runner.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -216,7 +224,7 @@ class EpisodeThread(Generic[T]):
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     def _main(self) -> None:
-        loop = asyncio.new_event_loop()
+        loop = new_loop()
         asyncio.set_event_loop(loop)
         try:
             try:
