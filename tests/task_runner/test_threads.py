@@ -18,7 +18,7 @@ from ajet.observe.logs import TRACEBACK
 from ajet.schema.user_code import load_symbol
 from ajet.task_runner.attempt import WorkflowResult
 from ajet.task_runner.environments import EnvironmentEndings
-from ajet.task_runner.threads import EpisodeThreads, _AttemptInThread
+from ajet.task_runner.threads import EpisodeThread, EpisodeThreads, _AttemptInThread
 
 
 @pytest.mark.slow
@@ -43,6 +43,34 @@ def test_what_lives_after_the_first_episode_is_left_alone_by_later_collections(m
 
     asyncio.run(two_runs())
     assert frozen == [1]
+
+
+@pytest.mark.parametrize("own_factory", [False, True], ids=["ours", "the user's"])
+def test_an_episode_s_end_cancels_the_tasks_that_it_left(own_factory: bool) -> None:
+    ended: list[str] = []
+
+    async def wait_for_ever(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name)
+
+    async def leave_two() -> int:
+        kept.append(asyncio.create_task(wait_for_ever("first")))
+        if own_factory:
+            loop = asyncio.get_running_loop()
+            loop.set_task_factory(lambda loop, work, **options: asyncio.Task(work, loop=loop, **options))
+        kept.append(asyncio.create_task(wait_for_ever("second")))
+        await asyncio.sleep(0)
+        return 1
+
+    kept: list[asyncio.Task[None]] = []
+    thread = EpisodeThread(leave_two, "an episode")
+    thread.start()
+    assert thread.result.result(30) == 1
+    thread._thread.join(30)
+    assert sorted(ended) == ["first", "second"]
+    assert all(task.cancelled() for task in kept)
 
 
 def test_a_thread_that_fails_after_its_episode_was_stopped_is_no_complaint(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletion
 
 from ajet.system.http_messages import Answer, HttpRequest, json_answer
 from ajet.system.http_server import HttpServer
-from ajet.task_runner.tuner.clients import openai_client
+from ajet.task_runner.tuner.clients import _read_reply, openai_client
 from ajet.task_runner.tuner.connection import Connection, HttpBridge
 
 USER: Any = [{"role": "user", "content": "hi"}]
@@ -208,3 +209,43 @@ def test_what_no_gateway_of_ours_says_is_no_answer(said: bytes) -> None:
 )
 def test_which_gateways_are_reached_so(url: str, reached: bool) -> None:
     assert HttpBridge.can_reach(url) == reached
+
+
+WHOLE: dict[str, Any] = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "agent",
+    "choices": [
+        {
+            "index": 0,
+            "finish_reason": "tool_calls",
+            "logprobs": {
+                "content": [{"token": "a", "logprob": -1, "bytes": [97], "top_logprobs": []}],
+                "refusal": None,
+            },
+            "message": {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "hm",
+                "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            },
+        }
+    ],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3},
+    "prompt_token_ids": [1, 2],
+}
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"model": 5}, {"choices": [{"index": "first"}]}, {"choices": None}, {"id": "\ud800"}],
+    ids=["valid", "a number", "fields missing", "null", "half a character"],
+)
+def test_a_reply_is_the_object_that_openai_s_client_makes_of_it(changed: dict[str, Any]) -> None:
+    body = json.dumps({**WHOLE, **changed}).encode()
+    ours, theirs = _read_reply(body), ChatCompletion.construct(**json.loads(body))
+    assert ours == theirs
+    assert ours.to_dict() == theirs.to_dict()
+    assert repr(ours) == repr(theirs)
