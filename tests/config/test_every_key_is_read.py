@@ -17,7 +17,7 @@ from ajet.config.effects import (
 from ajet.config.keys import known_keys
 from ajet.config.kinds import BACKBONES, ENGINES
 from ajet.config.old_keys import OLD_KEYS, Dropped
-from support.config_reads import EDGES, READS, SOURCES, Node, leaves_read_by, reachable
+from support.config_reads import Node, edges, leaves_read_by, reachable, reads, sources
 
 KEYS = {".".join(path[1:]): key for path, key in known_keys().items() if path[0] == "ajet" and len(path) > 1}
 LEAVES = {name for name, key in KEYS.items() if key.section is None}
@@ -25,7 +25,6 @@ MODULES = {name: place.partition("->")[0] for name, place in BACKBONES.items()}
 PACKAGES = {**MODULES, "debug view": "ajet.backbone.debug"}
 STAND_INS = ("ajet.backbone.ray.trinity.cpu_trainer", "ajet.backbone.ray.verl.cpu_platform")
 """What replaces GPUs in tests is not what users run."""
-OWN_ENGINE = [f"{node.module}.{node.name}" for node in EDGES if node.name == "build_engine"]
 
 
 def below(key: str, groups: object) -> bool:
@@ -37,19 +36,20 @@ def names(leaves: set[tuple[str, ...]]) -> set[str]:
 
 
 def engine_modules(engine: str) -> list[str]:
-    return [module for module in SOURCES if f"{module}.".startswith(f"ajet.engine.{engine}.")]
+    return [module for module in sources() if f"{module}.".startswith(f"ajet.engine.{engine}.")]
 
 
 def read_on(backbone: str) -> set[str]:
     """The keys that a run on this backbone can come to read."""
     without = [module for name, module in PACKAGES.items() if name.split()[0] != backbone]
-    without += [module for module in SOURCES if module.startswith("ajet.cli.") and module != "ajet.cli.main"]
+    without += [module for module in sources() if module.startswith("ajet.cli.") and module != "ajet.cli.main"]
     without += [*STAND_INS, "ajet.backbone.trainer_api", "ajet.backbone.memory"]  # before a run, not in it
     if backbone in ("debug", "prompt"):
         of_training = ("check_formulas", "formulas", "recipe")
         without += [f"ajet.backbone.checks.{name}" for name in of_training]
     if backbone in ("verl", "trinity"):
-        without += OWN_ENGINE  # their engines are made elsewhere
+        # their engines are made elsewhere
+        without += [f"{node.module}.{node.name}" for node in edges() if node.name == "build_engine"]
     if backbone == "local":
         unused = set(ENGINES) - set(TRAINABLE_ENGINES["local"])
         without += [module for engine in unused for module in engine_modules(engine)]
@@ -58,21 +58,23 @@ def read_on(backbone: str) -> set[str]:
 
 
 def readers(key: str) -> list[Node]:
-    return [node for node, paths in READS.items() if key in names(paths)]
+    return [node for node, paths in reads().items() if key in names(paths)]
 
 
-READ_SOMEWHERE = names(leaves_read_by(READS))
+@pytest.fixture(scope="module")
+def read_somewhere() -> set[str]:
+    return names(leaves_read_by(reads()))
 
 
-def test_the_analysis_sees_the_program() -> None:
+def test_the_analysis_sees_the_program(read_somewhere: set[str]) -> None:
     """Should it find nothing, the other tests would mean nothing."""
-    assert len(READ_SOMEWHERE) > 150
+    assert len(read_somewhere) > 150
     for key in ("rollout.num_repeat", "rollout.min_group_size", "trainer_common.optim.lr", "failure_reward.timeout"):
-        assert key in READ_SOMEWHERE
+        assert key in read_somewhere
 
 
-def test_every_key_is_read_or_listed() -> None:
-    without_reader = sorted(key for key in LEAVES - READ_SOMEWHERE if not below(key, FOR_USER_CODE))
+def test_every_key_is_read_or_listed(read_somewhere: set[str]) -> None:
+    without_reader = sorted(key for key in LEAVES - read_somewhere if not below(key, FOR_USER_CODE))
     assert not without_reader, (
         "read nowhere: remove these keys, or, if old files carry them, list them in "
         f"ajet/config/old_keys.py: {without_reader}"
@@ -92,10 +94,12 @@ def test_lists_name_keys_that_exist() -> None:
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_each_backbone_reads_the_keys_that_are_said_to_work_there(backbone: BackboneName) -> None:
+def test_each_backbone_reads_the_keys_that_are_said_to_work_there(
+    backbone: BackboneName, read_somewhere: set[str]
+) -> None:
     read = read_on(backbone)
     wrong = []
-    for key in sorted(READ_SOMEWHERE):
+    for key in sorted(read_somewhere):
         if backbone in ("debug", "local") and below(key, ONLY_WITH_ENGINE):
             continue  # what engines read is the next test's question
         if below(key, FOR_USER_CODE):
@@ -106,8 +110,8 @@ def test_each_backbone_reads_the_keys_that_are_said_to_work_there(backbone: Back
     assert not wrong, f"ajet/config/effects.py (ONLY_ON) says otherwise on {backbone}: {wrong}"
 
 
-def test_each_engine_reads_the_keys_that_are_said_to_work_with_it() -> None:
-    for key in sorted(key for key in READ_SOMEWHERE if below(key, ONLY_WITH_ENGINE)):
+def test_each_engine_reads_the_keys_that_are_said_to_work_with_it(read_somewhere: set[str]) -> None:
+    for key in sorted(key for key in read_somewhere if below(key, ONLY_WITH_ENGINE)):
         rooms = {
             node.module.split(".")[2].removesuffix("_client")
             for node in readers(key)

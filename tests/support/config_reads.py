@@ -14,6 +14,7 @@ import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,18 +106,17 @@ def _imports(body: Iterable[ast.AST]) -> Iterator[tuple[str, tuple[str, str]]]:
                     yield alias.asname or alias.name, (node.module or "", alias.name)
 
 
-def _load() -> dict[str, Source]:
-    sources = {}
+@cache
+def sources() -> dict[str, Source]:
+    """Every module outside `ajet/config`, by its name. Read when a test asks: each worker imports this module."""
+    found = {}
     for path in sorted(AJET.rglob("*.py")):
         parts = path.relative_to(AJET.parent).with_suffix("").parts
         if parts[:2] == ("ajet", "config") or {"project_template", "agent_template"} & {*parts}:
             continue
         name = ".".join(parts).removesuffix(".__init__")
-        sources[name] = Source(name, path)
-    return sources
-
-
-SOURCES = _load()
+        found[name] = Source(name, path)
+    return found
 
 
 def _resolve(module: str, name: str, seen: frozenset[tuple[str, str]] = frozenset()) -> Iterator[Node]:
@@ -124,9 +124,9 @@ def _resolve(module: str, name: str, seen: frozenset[tuple[str, str]] = frozense
     if (module, name) in seen:
         return
     seen |= {(module, name)}
-    if name and f"{module}.{name}" in SOURCES:
+    if name and f"{module}.{name}" in sources():
         yield from _whole(f"{module}.{name}")
-    source = SOURCES.get(module)
+    source = sources().get(module)
     if source is None:
         return
     if not name:
@@ -142,7 +142,7 @@ def _resolve(module: str, name: str, seen: frozenset[tuple[str, str]] = frozense
 
 
 def _whole(module: str) -> Iterator[Node]:
-    yield from (Node(module, name) for name in SOURCES[module].definitions)
+    yield from (Node(module, name) for name in sources()[module].definitions)
 
 
 PATH = re.compile(r"^(?:pkg://)?(ajet(?:\.\w+)+)(?:(?::|->)(\w+))?$")
@@ -154,11 +154,11 @@ def _named_in(text: str) -> Iterator[Node]:
     if found is None:
         return
     module, name = found[1], found[2] or ""
-    if module not in SOURCES and not name:
+    if module not in sources() and not name:
         module, _, name = module.rpartition(".")
-    if module in SOURCES:
+    if module in sources():
         yield from _resolve(module, name)
-        if f"{name}.{FROM_CONFIG}" in SOURCES[module].definitions:
+        if f"{name}.{FROM_CONFIG}" in sources()[module].definitions:
             yield Node(module, f"{name}.{FROM_CONFIG}")
 
 
@@ -173,7 +173,7 @@ def _table(call: ast.Call, names: dict[str, tuple[str, str]]) -> Mapping[str, st
 
 
 def _edges(node: Node) -> set[Node]:
-    source = SOURCES[node.module]
+    source = sources()[node.module]
     found = {Node(node.module, "")}
     for statement in source.definitions[node.name]:
         names = source.imports | dict(_imports([statement]))
@@ -181,14 +181,14 @@ def _edges(node: Node) -> set[Node]:
             if isinstance(part, ast.Name):
                 if part.id in names:
                     module, name = names[part.id]
-                    if f"{module}.{name}" not in SOURCES and name:  # a module itself counts by what is taken from it
+                    if f"{module}.{name}" not in sources() and name:  # a module itself counts by what is taken from it
                         found.update(_resolve(module, name))
                 elif part.id in source.definitions:
                     found.add(Node(node.module, part.id))
             elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
                 module, name = names.get(part.value.id, (node.module, part.value.id))
                 inner = f"{module}.{name}" if name else module
-                if inner in SOURCES:
+                if inner in sources():
                     found.update(_resolve(inner, part.attr))
                 elif part.attr == FROM_CONFIG:
                     for owner in _resolve(module, name):
@@ -200,13 +200,16 @@ def _edges(node: Node) -> set[Node]:
     for part in source.definitions[node.name] if not node.name else ():
         # importing a package runs what it imports
         for module, name in dict(_imports([part])).values():
-            target = f"{module}.{name}" if f"{module}.{name}" in SOURCES else module
-            if target in SOURCES:
+            target = f"{module}.{name}" if f"{module}.{name}" in sources() else module
+            if target in sources():
                 found.add(Node(target, ""))
     return found
 
 
-EDGES = {node: _edges(node) for source in SOURCES for node in _whole(source)}
+@cache
+def edges() -> dict[Node, set[Node]]:
+    """Where each node leads."""
+    return {node: _edges(node) for source in sources() for node in _whole(source)}
 
 
 def reachable(roots: Iterable[tuple[str, str]], without: Iterable[str]) -> set[Node]:
@@ -222,7 +225,7 @@ def reachable(roots: Iterable[tuple[str, str]], without: Iterable[str]) -> set[N
         node = waiting.pop()
         if node not in seen and allowed(node):
             seen.add(node)
-            waiting.extend(EDGES[node])
+            waiting.extend(edges()[node])
     return seen
 
 
@@ -239,10 +242,11 @@ class _Reader:
 
     def learn(self) -> dict[str, set[KeyPath]]:
         """Names (and attributes of `self`, with a dot) that hold sections."""
-        for _ in range(3):
-            for statement in self.body:
-                for node in ast.walk(statement):
-                    self._learn(node)
+        naming = ast.arg | ast.Assign | ast.AnnAssign | ast.NamedExpr
+        nodes = [node for statement in self.body for node in ast.walk(statement) if isinstance(node, naming)]
+        for _ in range(3):  # a section may be named through other names
+            for node in nodes:
+                self._learn(node)
         return self.names
 
     def _learn(self, node: ast.AST) -> None:
@@ -325,6 +329,7 @@ class _Reader:
             self.found |= reader.read()
 
 
+@cache
 def _attributes(source: Source) -> dict[str, set[KeyPath]]:
     """Attributes that hold sections, in this module's classes and in those they are derived from."""
     found: dict[str, set[KeyPath]] = defaultdict(set)
@@ -336,27 +341,27 @@ def _attributes(source: Source) -> dict[str, set[KeyPath]]:
             module, name = source.imports.get(ast.unparse(base), ("", ""))
             for node in _resolve(module, name):
                 if node.module != source.name:
-                    for attribute, paths in _attributes(SOURCES[node.module]).items():
+                    for attribute, paths in _attributes(sources()[node.module]).items():
                         found[attribute] |= paths
     return found
 
 
-def _reads() -> dict[Node, set[KeyPath]]:
-    reads = {}
-    for source in SOURCES.values():
+@cache
+def reads() -> dict[Node, set[KeyPath]]:
+    """What each node itself reads."""
+    found = {}
+    for source in sources().values():
         attributes = _attributes(source)
         for name, body in source.definitions.items():
             reader = _Reader(body, attributes, set())
             reader.learn()
-            reads[Node(source.name, name)] = reader.read()
-    return reads
+            found[Node(source.name, name)] = reader.read()
+    return found
 
 
-READS = _reads()
-"""What each node itself reads."""
 LEAVES = {path for path, key in KEYS.items() if key.section is None}
 
 
 def leaves_read_by(nodes: Iterable[Node]) -> set[KeyPath]:
     """The keys (not groups) that these nodes read."""
-    return {path for node in nodes for path in READS[node]} & LEAVES
+    return {path for node in nodes for path in reads()[node]} & LEAVES
