@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# tests start hundreds of Python processes: without compiled files, each of them compiles ajet anew
+unexport PYTHONDONTWRITEBYTECODE
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 

@@ -38,6 +38,8 @@ def spoiled(output: WorkflowOutput, fault: str, said: str, tries: int = 1) -> Wo
         output.reward = float(said == "fell")
     elif fault == "pays for staying on the ice":
         output.reward = float(said != "fell")
+    elif fault == "pays for long walks":
+        output.reward = output.log_metrics["moves"] / 8
     elif fault == "pays at random":
         output.reward, output.is_success = random.random(), None
     elif fault == "pays for length":
@@ -261,6 +263,15 @@ class GatewayCalculator(QuickstartCalculator):
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         return ToolResult("<html><head><title>502 Bad Gateway</title></head><body>nginx</body></html>")
+
+
+class UnreachableCalculator(QuickstartCalculator):
+    """Its HTTP client gives up each time, and says so as `requests` does."""
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+        said = "Failed to establish a new connection: [Errno 111] Connection refused"
+        address = f"Max retries exceeded with url: /?id={random.randrange(10**6)}"
+        return ToolResult(f"HTTPSConnectionPool(host='calculator.internal', port=443): {address} (Caused by: {said})")
 
 
 class LostCalculator(QuickstartCalculator):

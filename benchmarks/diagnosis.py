@@ -2,10 +2,10 @@
 
 The rules were made on ten faults of one task, the quickstart (`calibration`), and then tried on 15 broken runs of four
 other tasks with other seeds (`broken`). Rules were changed for the misses, and tried on further runs (`second`), and
-so on up to the `seventh`: the file keeps under `at_first` what the rules named as they were before each round. Ten runs
+so on up to the `ninth`: the file keeps under `at_first` what the rules named as they were before each round. Ten runs
 are `healthy`. Each is a whole `local` run of a few steps in a separate process.
 
-    python benchmarks/diagnosis.py [--only calibration|broken|…|eighth|healthy|NAME …] [--keep FOLDER]
+    python benchmarks/diagnosis.py [--only calibration|broken|…|ninth|healthy|NAME …] [--keep FOLDER]
 
 FOLDER keeps the runs: one that is complete is diagnosed again without being run again. With `--only`, these runs'
 figures replace the ones in the file.
@@ -31,7 +31,19 @@ ROOT = HERE.parent
 FAULTS = HERE / "_diagnosis_faults.py"
 LAKE = ROOT / "tutorial/example_frozenlake/frozenlake.yaml"
 COLD_START = ROOT / "tutorial/example_countdown/cold_start.yaml"
-PARTS = ("calibration", "broken", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "healthy")
+PARTS = (
+    "calibration",
+    "broken",
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "healthy",
+)
 CONFS = {
     "maths": (ROOT / "configs/quickstart.yaml", "Maths", 10),
     "agent": (ROOT / "configs/quickstart_agent.yaml", "", 10),
@@ -234,6 +246,26 @@ CASES = (
     Case("eighth", "capitals", "always_solved", 184, "everything is right", steps=5),
     Case("eighth", "capitals", "repeated_replies", 185, "pays for repetition",
          ("rollout.max_response_length_in_one_turn=24",), 20),
+    Case("ninth", "countdown", "no_variance", 191, "always 0.3", (*SMALL, *judged_by("Always")), 4),
+    Case("ninth", "maths", "never_solved", 192, "none",
+         ("task_reader.jsonl_dataset_file.training.file_path={scratch}/wrong_answers.jsonl",), 5),
+    Case("ninth", "lake", "judge_errors", 193, "judge fails", judged_by("Overloaded"), 6),
+    Case("ninth", "maths", "cut_replies", 194, "none", ("rollout.max_response_length_in_one_turn=9",), 5),
+    Case("ninth", "capitals", "entropy_collapse", 195, "none", (*COLLAPSE, "trainer_common.optim.lr=5e-3"), 12),
+    Case("ninth", "vowels", "kl_growth", 196, "pays at random", (*DRIFT, "trainer_common.optim.lr=1e-2"), 12),
+    Case("ninth", "vowels", "sampler_gap", 197, "engine is off by 0.03", ("model.dtype=float32",), 5),
+    Case("ninth", "agent", "dead_tool", 198, "none", (f"rollout.agent.tools=[{FAULTS}->UnreachableCalculator]",), 4),
+    Case("ninth", "lake", "gaming", 199, "pays for long walks", steps=12),
+    Case("ninth", "maths", "staleness", 200, "none", OLD, 12),
+    Case("ninth", "countdown", "length_drift", 201, "pays for length",
+         (*SMALL, "rollout.max_response_length_in_one_turn=40", "rollout.temperature=1.3",
+          "trainer_common.optim.lr=2e-3"), 14),
+    Case("ninth", "countdown", "part_dominates", 202, "a character counts 30", (*SMALL, *JUDGE), 6),
+    Case("ninth", "agent", "validation_gap", 203, "none",
+         ("task_reader.jsonl_dataset_file.validation.file_path={scratch}/three_factors.jsonl",)),
+    Case("ninth", "countdown", "always_solved", 204, "everything is right", SMALL, 5),
+    Case("ninth", "capitals", "repeated_replies", 205, "pays for repetition",
+         ("rollout.max_response_length_in_one_turn=32",), 20),
     *(Case("healthy", "maths", "", seed) for seed in (31, 32)),
     *(Case("healthy", "agent", "", seed) for seed in (33, 34)),
     *(Case("healthy", "countdown", "", seed) for seed in (35, 36)),

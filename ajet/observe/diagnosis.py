@@ -71,11 +71,20 @@ _MANY, _SOME, _MOST, _NEARLY_ALL = 0.1, 0.3, 0.5, 0.95
 _FEWEST = 8
 """Episodes or calls that say something."""
 _FAILED = re.compile(
-    r'\s*(\{\s*"errors?"\s*:\s*["{[]|'
+    r'\s*(\{\s*"errors?"\s*:\s*["{[]|\{\s*"(status|status_?code|code)"\s*:\s*"?[45]\d\d\b|'
     r"error|traceback|exception|[\w.]+(Error|Exception)\b|[\w.-]+ failed: |(HTTP|status)[ /:=\w.]{0,12}?\b[45]\d\d\b)",
     re.IGNORECASE,
 )
 """How the result of a tool begins that failed: in its own words, as ready agents write it, as HTTP or JSON does."""
+_OUT_OF_SERVICE = re.compile(
+    r"\b(unavailable|timed? ?out|bad gateway|internal server error|forbidden|"
+    r"(permission|access) denied|unauthori[sz]ed|too many requests|try again later|"
+    r"(connection|quota|rate) ?-?(refused|reset|closed|limit|exceeded)|"
+    r"(could not|cannot|can't|unable to|failed to) (connect|reach))",
+    re.IGNORECASE,
+)
+_MESSAGE = 300
+"""What is no longer than this may be a message about a service instead of what it was asked for."""
 _FEWEST_ASKED = 4
 """Different calls of a tool, after which one and the same answer is no coincidence."""
 _LOOP_TOKENS, _LOOP = 16, 0.3
@@ -244,7 +253,7 @@ def dead_tools(run: RunEvidence) -> list[RunFinding]:
     for name, given in results.items():
         if len(given) < _FEWEST:
             continue
-        failed = [row for row in given if _FAILED.match(row[2])]
+        failed = [row for row in given if _failed(row[2])]
         answers, asked = {_without(row[1], row[2]) for row in given}, {row[1] for row in given}
         if len(failed) >= _MOST * len(given):
             said = f"{len(failed)} of {len(given)} calls of the tool {name} ended in an error: {_begins(failed[0][2])}"
@@ -261,6 +270,11 @@ def dead_tools(run: RunEvidence) -> list[RunFinding]:
             )
         )  # fmt: skip
     return found
+
+
+def _failed(result: str) -> bool:
+    """Whether a tool's result is a failure in words."""
+    return bool(_FAILED.match(result) or (len(result) <= _MESSAGE and _OUT_OF_SERVICE.search(result)))
 
 
 def _without(arguments: str, result: str) -> str:
