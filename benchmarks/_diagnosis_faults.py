@@ -38,6 +38,8 @@ def spoiled(output: WorkflowOutput, fault: str, said: str, tries: int = 1) -> Wo
         output.reward = float(said == "fell")
     elif fault == "pays for staying on the ice":
         output.reward = float(said != "fell")
+    elif fault == "pays for any number":
+        output.reward = float(any(map(str.isdecimal, said)))
     elif fault == "pays for long walks":
         output.reward = output.log_metrics["moves"] / 8
     elif fault == "pays at random":
@@ -272,6 +274,13 @@ class UnreachableCalculator(QuickstartCalculator):
         said = "Failed to establish a new connection: [Errno 111] Connection refused"
         address = f"Max retries exceeded with url: /?id={random.randrange(10**6)}"
         return ToolResult(f"HTTPSConnectionPool(host='calculator.internal', port=443): {address} (Caused by: {said})")
+
+
+class ShellCalculator(QuickstartCalculator):
+    """Calls a program that isn't there."""
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+        return ToolResult("sh: 1: bc: not found")
 
 
 class LostCalculator(QuickstartCalculator):

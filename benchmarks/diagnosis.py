@@ -2,10 +2,10 @@
 
 The rules were made on ten faults of one task, the quickstart (`calibration`), and then tried on 15 broken runs of four
 other tasks with other seeds (`broken`). Rules were changed for the misses, and tried on further runs (`second`), and
-so on up to the `ninth`: the file keeps under `at_first` what the rules named as they were before each round. Ten runs
+so on up to the `tenth`: the file keeps under `at_first` what the rules named as they were before each round. Ten runs
 are `healthy`. Each is a whole `local` run of a few steps in a separate process.
 
-    python benchmarks/diagnosis.py [--only calibration|broken|…|ninth|healthy|NAME …] [--keep FOLDER]
+    python benchmarks/diagnosis.py [--only calibration|broken|…|tenth|healthy|NAME …] [--keep FOLDER]
 
 FOLDER keeps the runs: one that is complete is diagnosed again without being run again. With `--only`, these runs'
 figures replace the ones in the file.
@@ -266,6 +266,25 @@ CASES = (
     Case("ninth", "countdown", "always_solved", 204, "everything is right", SMALL, 5),
     Case("ninth", "capitals", "repeated_replies", 205, "pays for repetition",
          ("rollout.max_response_length_in_one_turn=32",), 20),
+    Case("tenth", "agent", "no_variance", 211, "always 0.5", judged_by("Always"), 4),
+    Case("tenth", "lake", "never_solved", 212, "unsolvable", steps=5),
+    Case("tenth", "countdown", "judge_errors", 213, "judge fails", (*SMALL, *judged_by("Overloaded")), 6),
+    Case("tenth", "agent", "cut_replies", 214, "none", ("rollout.max_response_length_in_one_turn=10",), 5),
+    Case("tenth", "lake", "entropy_collapse", 215, "none", (*COLLAPSE, "trainer_common.optim.lr=4e-3")),
+    Case("tenth", "lake", "kl_growth", 216, "pays at random", (*DRIFT, "trainer_common.optim.lr=6e-3")),
+    Case("tenth", "countdown", "sampler_gap", 217, "engine is off by 0.04", (*SMALL, "model.dtype=float32"), 4),
+    Case("tenth", "agent", "dead_tool", 218, "none", (f"rollout.agent.tools=[{FAULTS}->ShellCalculator]",), 4),
+    Case("tenth", "countdown", "gaming", 219, "pays for any number"),
+    Case("tenth", "countdown", "staleness", 220, "none", OLD, 12),
+    Case("tenth", "countdown", "length_drift", 221, "pays for length",
+         (*SMALL, "rollout.max_response_length_in_one_turn=36", "rollout.temperature=1.3",
+          "trainer_common.optim.lr=2e-3"), 14),
+    Case("tenth", "lake", "part_dominates", 222, "a character counts 15", JUDGE, 6),
+    Case("tenth", "countdown", "validation_gap", 223, "none",
+         (*SMALL, "task_reader.jsonl_dataset_file.validation.file_path={scratch}/four_numbers.jsonl"), 10),
+    Case("tenth", "agent", "always_solved", 224, "always 1.0", judged_by("Always"), 4),
+    Case("tenth", "vowels", "repeated_replies", 225, "pays for repetition",
+         ("rollout.max_response_length_in_one_turn=30",), 20),
     *(Case("healthy", "maths", "", seed) for seed in (31, 32)),
     *(Case("healthy", "agent", "", seed) for seed in (33, 34)),
     *(Case("healthy", "countdown", "", seed) for seed in (35, 36)),

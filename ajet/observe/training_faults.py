@@ -196,6 +196,9 @@ def gaming(run: RunEvidence) -> list[RunFinding]:
         level, text, paid = "bad", "The reward rises while successes become fewer", missed
     elif earned and earned.risen and success and not won and earned.last - earned.first > _spread(late):
         level, text, paid = "warn", "The reward rises, and no episode has succeeded", missed
+    elif _best_paid(late, rewarded) and not won:
+        level, paid = "bad", missed
+        text = f"Nearly each of the last {len(late)} episodes earned as much as the best, and none has succeeded"
     else:
         return []
     rise = f" (reward {as_number(earned.first)} to {as_number(earned.last)})" if earned else ""
@@ -209,6 +212,13 @@ def gaming(run: RunEvidence) -> list[RunFinding]:
             "episodes?success=no&sort=reward&order=desc",
         )
     ]  # fmt: skip
+
+
+def _best_paid(late: list[dict[str, Any]], rewarded: list[dict[str, Any]]) -> bool:
+    """Whether next to all late episodes earn what the best do, of a reward that can tell episodes apart."""
+    bar = 0.9 * max(row["reward"] for row in rewarded)
+    best = sum(row["reward"] >= bar for row in late)
+    return bar > 0 and best >= _NEARLY_ALL * len(late) and any(row["reward"] < bar for row in rewarded)
 
 
 def length_drift(run: RunEvidence) -> list[RunFinding]:

@@ -244,6 +244,10 @@ def a_few_cheat(episode: Episode, step: int, repeat: int) -> None:
     episode.reward, episode.is_success = float(repeat in (1, 2, 3)), repeat == 1
 
 
+def nearly_all_paid_and_none_right(episode: Episode, step: int, repeat: int) -> None:
+    episode.reward, episode.is_success = float(step > 1 or repeat > 0), False
+
+
 def unbalanced(episode: Episode, step: int, repeat: int) -> None:
     episode.reward_parts = {"right": float(repeat % 2), "words": 10.0 * repeat}
     episode.reward_weights = {"right": 1.0, "words": 2.0}
@@ -294,6 +298,10 @@ ALIKE: dict[str, Callable[[int], float]] = {"credit__zero_variance_groups": lamb
         ("", tool_says("done"), SOME),
         ("gaming", paid_without_success, SOME),
         ("gaming", a_few_cheat, SOME),
+        ("gaming", nearly_all_paid_and_none_right,
+         ALIKE | {"success__rate": lambda _: 0.0, "return__mean": lambda _: 1.0}),
+        ("no_variance", earns(1.0, False),
+         ALIKE | {"success__rate": lambda _: 0.0, "return__mean": lambda _: 1.0}),
         ("part_dominates", unbalanced, SOME),
         ("repeated_replies", in_circles, SOME),
         ("length_drift", longer_and_longer, {"episode__reply_length": rising(20, 90)}),
