@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -87,9 +88,13 @@ HEAVY = {
 LIGHT_PARTS = ("schema", "config")
 
 
-def imports_of(path: Path) -> Iterator[str]:
+@cache
+def imports_of(path: Path) -> tuple[str, ...]:
     """Every module that a file imports, except those for type checkers only."""
-    source = path.read_text()
+    return tuple(_imports_in(path.read_text()))
+
+
+def _imports_in(source: str) -> Iterator[str]:
     gc.disable()  # CPython 3.11 loses count if it collects garbage meanwhile, and another thread parses something
     try:
         tree = ast.parse(source)

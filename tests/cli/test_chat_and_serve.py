@@ -81,6 +81,7 @@ def test_serve_speaks_openais_protocol(served: str) -> None:
     assert seeded[0]["content"] == seeded[1]["content"]
 
 
+@pytest.mark.slow
 def test_serve_wants_its_key(served: str) -> None:
     with pytest.raises(urllib.error.HTTPError, match="401"):
         post(f"{served}/chat/completions", {"messages": []}, key="wrong")

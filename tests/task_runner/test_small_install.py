@@ -181,6 +181,7 @@ def test_an_agent_alone_and_its_trajectory_in_the_viewer(python: Path, tmp_path:
         assert urllib.request.urlopen(url, timeout=60).status == 200
 
 
+@pytest.mark.slow
 def test_the_store_serves(python: Path, tmp_path: Path) -> None:
     with serving(python, tmp_path, "store", "--path", "s.sqlite", "--port", "0") as (lines, _):
         keys = dict(line.split() for line in lines if len(line.split()) == 2)

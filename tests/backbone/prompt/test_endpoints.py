@@ -60,6 +60,7 @@ def test_a_search_over_an_endpoint_reads_transcripts_and_counts_tokens(
         store.close()
 
 
+@pytest.mark.slow
 def test_the_model_at_the_endpoint_may_write_the_proposals(
     served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
