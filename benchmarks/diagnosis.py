@@ -42,6 +42,7 @@ PARTS = (
     "seventh",
     "eighth",
     "ninth",
+    "tenth",
     "healthy",
 )
 CONFS = {

@@ -116,8 +116,8 @@ def _imports_in(source: str) -> Iterator[str]:
 
 
 def imports_of_part(part: str) -> Iterator[tuple[Path, str]]:
-    module = AJET / f"{part}.py"
-    for path in [module] if module.is_file() else sorted((AJET / part).rglob("*.py")):
+    alone = AJET / f"{part}.py"
+    for path in [alone] if alone.is_file() else sorted((AJET / part).rglob("*.py")):
         for module in imports_of(path):
             yield path.relative_to(AJET.parent), module
 
