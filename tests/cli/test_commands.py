@@ -43,7 +43,9 @@ def test_a_new_project_is_valid_and_its_test_passes(project: Path, capsys: pytes
     assert "64 to train on, 16 to validate on" in out
     assert "20 steps" in out
     assert "320 episodes" in out
-    assert "PROJECT" not in "".join(path.read_text() for path in project.rglob("*") if path.is_file())
+    assert "PROJECT" not in "".join(
+        path.read_text() for path in project.rglob("*") if path.is_file() and path.suffix != ".pyc"
+    )
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=project,

@@ -16,7 +16,7 @@ from support.mutations import VALID, Mutation, lay_out, mutations
 
 NOISE = ("${", "}", "&a ", "*a", "!!", "[", "{", ":", "- ", "\t", "#", "'", "|", "<<: ", "---\n", "\0", "???", "${.}")
 ALL = mutations()
-SECONDS = 1.0
+SECONDS = 5.0  # a slow machine under load; how fast it is, `benchmarks/config_errors.py` measures
 
 
 def test_there_are_enough_of_them() -> None:
