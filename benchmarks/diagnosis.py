@@ -31,20 +31,6 @@ ROOT = HERE.parent
 FAULTS = HERE / "_diagnosis_faults.py"
 LAKE = ROOT / "tutorial/example_frozenlake/frozenlake.yaml"
 COLD_START = ROOT / "tutorial/example_countdown/cold_start.yaml"
-PARTS = (
-    "calibration",
-    "broken",
-    "second",
-    "third",
-    "fourth",
-    "fifth",
-    "sixth",
-    "seventh",
-    "eighth",
-    "ninth",
-    "tenth",
-    "healthy",
-)
 CONFS = {
     "maths": (ROOT / "configs/quickstart.yaml", "Maths", 10),
     "agent": (ROOT / "configs/quickstart_agent.yaml", "", 10),
@@ -292,6 +278,9 @@ CASES = (
     *(Case("healthy", "lake", "", seed, steps=14) for seed in (37, 38)),
     *(Case("healthy", "vowels", "", seed) for seed in (39, 40)),
 )  # fmt: skip
+
+
+PARTS = tuple(dict.fromkeys(case.part for case in CASES))
 
 
 def write_tasks(scratch: Path) -> None:

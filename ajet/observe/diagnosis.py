@@ -84,7 +84,8 @@ _OUT_OF_SERVICE = re.compile(
     re.IGNORECASE,
 )
 _MESSAGE = 300
-"""What is no longer than this may be a message about a service instead of what it was asked for."""
+"""What is no longer than this may be a message about the service. An honest answer may read alike ("unavailable"): the
+words count only while next to nothing is solved."""
 _FEWEST_ASKED = 4
 """Different calls of a tool, after which one and the same answer is no coincidence."""
 _LOOP_TOKENS, _LOOP = 16, 0.3
@@ -249,15 +250,15 @@ def dead_tools(run: RunEvidence) -> list[RunFinding]:
     for one in run.read:
         for name, arguments, result in _tool_results(one.episode):
             results.setdefault(name, []).append((one.episode.episode_id, arguments, result))
-    found, solved = [], sum(map(run.solved, run.late))
+    found, unsolved = [], sum(map(run.solved, run.late)) <= _MANY * len(run.late)
     for name, given in results.items():
         if len(given) < _FEWEST:
             continue
-        failed = [row for row in given if _failed(row[2])]
+        failed = [row for row in given if _FAILED.match(row[2]) or (unsolved and _out_of_service(row[2]))]
         answers, asked = {_without(row[1], row[2]) for row in given}, {row[1] for row in given}
         if len(failed) >= _MOST * len(given):
             said = f"{len(failed)} of {len(given)} calls of the tool {name} ended in an error: {_begins(failed[0][2])}"
-        elif len(answers) == 1 and len(asked) >= _FEWEST_ASKED and solved <= _MANY * len(run.late):
+        elif len(answers) == 1 and len(asked) >= _FEWEST_ASKED and unsolved:
             failed = given  # one that only takes orders says "done" each time, too
             said = f"The tool {name} answered the same to {len(asked)} different calls: {_begins(given[0][2])}"
         else:
@@ -272,9 +273,8 @@ def dead_tools(run: RunEvidence) -> list[RunFinding]:
     return found
 
 
-def _failed(result: str) -> bool:
-    """Whether a tool's result is a failure in words."""
-    return bool(_FAILED.match(result) or (len(result) <= _MESSAGE and _OUT_OF_SERVICE.search(result)))
+def _out_of_service(result: str) -> bool:
+    return len(result) <= _MESSAGE and bool(_OUT_OF_SERVICE.search(result))
 
 
 def _without(arguments: str, result: str) -> str:
