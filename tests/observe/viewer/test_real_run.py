@@ -112,7 +112,9 @@ def test_a_real_run_is_seen_while_it_goes_and_after(run: Run, open_page: Open, s
 
 def look_at_one_episode(page: Page, shoot: Shoot) -> None:
     """From the list to a call that forked, to a token."""
-    page.get_by_role("columnheader", name="Forks").click()
+    forks = page.get_by_role("columnheader", name="Forks")
+    forks.click()
+    expect(forks).to_have_attribute("aria-sort", "descending")  # set with the rows; the URL changes before they come
     expect(page).to_have_url(re.compile("sort=forks"))
     page.locator("#episodes tbody tr .name").first.click()
     expect(page.locator("#episode[data-ready]")).to_be_visible()
