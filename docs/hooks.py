@@ -10,8 +10,8 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from ajet.observe.board import board_html
 from ajet.observe.board_matrix import read_matrix
-from ajet.observe.board_page import board_html
 
 ROOT = Path(__file__).parents[1]
 BOARD_HERE = "<!-- board -->"

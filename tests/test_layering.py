@@ -35,7 +35,6 @@ SMALL_FOR_A_REASON = {
     "system/command_line": "loaded by every command, and little else is",
     "task_judge/env_service_as_judge": "a kind of judge",
     "task_judge/symbolic_child": "a program of its own",
-    "task_judge/tests_judge": "a kind of judge",
     "task_reader/env_service": "a kind of reader",
     "task_reader/random_dummy": "a kind of reader",
     "task_reader/verifiers_tasks": "a kind of reader",

@@ -24,8 +24,8 @@ from ajet.schema.printable import printable
 from ajet.system.command_line import CommandParser, fail
 
 if TYPE_CHECKING:
+    from ajet.observe.board import RunEnd
     from ajet.observe.board_matrix import MatrixCell, MatrixRow, StartingRun
-    from ajet.observe.board_records import RunEnd
 
 SLOT = "AJET_BENCH_SLOT"
 """A run's environment variable: a number that no run at the same time has, so that a YAML can make ports of it."""
@@ -36,8 +36,8 @@ MIB = 1024  # of what the kernel counts in KiB
 def run(argv: Sequence[str]) -> int:
     """Run the cells that need it. Returns 1 if a cell failed or is outside its band."""
     arguments = _parser().parse_args(argv)
+    from ajet.observe.board import is_done, outside_band, read_record
     from ajet.observe.board_matrix import chosen, read_matrix
-    from ajet.observe.board_records import is_done, outside_band, read_record
 
     rows = read_matrix(arguments.matrix)
     every = [cell for row in rows for cell in row.cells()]
@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
         print("stopped: what has ended keeps its record, and the same command goes on", file=sys.stderr)
         raise
     if arguments.page is not None:
-        from ajet.observe.board_page import write_page
+        from ajet.observe.board import write_page
 
         print(write_page(rows, records, arguments.page))
     wrong = [line for cell in cells for line in outside_band(cell, read_record(records, cell))]
@@ -98,7 +98,7 @@ def _interpreter(text: str) -> tuple[str, str]:
 
 def _show(cells: Sequence[MatrixCell], records: Path) -> None:
     from ajet.cli.runs import print_table
-    from ajet.observe.board_records import read_record, state_of
+    from ajet.observe.board import read_record, state_of
 
     table = [
         [cell.name, cell.row.backbone, cell.row.named, state_of(read_record(records, cell), cell)] for cell in cells
@@ -166,7 +166,7 @@ class _Bench:
         self._run_all(jobs)
 
     def _note(self, cell: MatrixCell, ended: RunEnd) -> None:
-        from ajet.observe.board_records import make_record, read_record, write_record
+        from ajet.observe.board import make_record, read_record, write_record
 
         record = make_record(cell, cell.folder(self.runs), ended, read_record(self.records, cell))
         write_record(self.records, record)
@@ -226,7 +226,7 @@ class _LiveRun:
 
     def look(self) -> RunEnd | None:
         """How it ended, if it has."""
-        from ajet.observe.board_records import RunEnd
+        from ajet.observe.board import RunEnd
 
         pid, status, used = os.wait4(self.child.pid, os.WNOHANG)
         if not pid:

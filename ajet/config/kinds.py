@@ -54,7 +54,7 @@ JUDGES: Kinds = {
     "rubrics_auto_grader": "ajet.task_judge.rubrics_judge->RubricsJudge",
     "openjudge": "ajet.task_judge.openjudge->OpenJudge",
     "tests": "ajet.task_judge.tests_judge->TestsJudge",
-    "harbor": "ajet.task_judge.harbor_judge->HarborJudge",
+    "harbor": "ajet.task_judge.tests_judge->HarborJudge",
     "composite": "ajet.task_judge.composite->CompositeJudge",
 }
 """`task_judge.judge_type`, and `judge` of a composite's part: a `BaseJudge`."""

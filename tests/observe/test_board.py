@@ -9,9 +9,18 @@ from typing import Any
 
 import pytest
 
+from ajet.observe.board import (
+    RunEnd,
+    board_html,
+    is_done,
+    make_record,
+    outside_band,
+    read_record,
+    state_of,
+    write_page,
+    write_record,
+)
 from ajet.observe.board_matrix import MatrixCell, chosen, read_matrix, words
-from ajet.observe.board_page import board_html, write_page
-from ajet.observe.board_records import RunEnd, is_done, make_record, outside_band, read_record, state_of, write_record
 from ajet.schema.errors import ConfigError
 
 ROWS = """
