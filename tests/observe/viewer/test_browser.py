@@ -495,6 +495,22 @@ def test_charts_fold_and_can_be_saved(viewer: Viewer, open_page: Open, shoot: Sh
     assert rows[0].startswith("step,") and len(rows) == 1 + len(viewer.library.get(EXPERIMENT).metrics()["steps"])
 
 
+def test_a_chart_is_saved_before_it_has_come_into_view(viewer: Viewer, open_page: Open) -> None:
+    page = open_page(viewer, f"/x/{EXPERIMENT}/charts")
+    page.add_init_script("window.IntersectionObserver = class { observe() {} };")  # nothing ever comes into view
+    page.reload()
+    saved = save(page, "PNG")
+    page.reload()  # or the chart would be drawn by now
+    drawing = ElementTree.fromstring(save(page, "SVG"))
+    assert saved.startswith(b"\x89PNG") and len(drawing.findall("{http://www.w3.org/2000/svg}path")) >= 2
+
+
+def save(page: Page, kind: str) -> bytes:
+    with page.expect_download() as saved:
+        page.get_by_label(f"Save Training and validation as {kind}").click()
+    return Path(saved.value.path()).read_bytes()
+
+
 def test_episodes_can_be_downloaded(viewer: Viewer, open_page: Open) -> None:
     page = open_page(viewer, f"/x/{EXPERIMENT}/episodes?status=completed&step_min=2&step_max=2")
     expect(page.locator("#count")).to_contain_text("episodes")

@@ -47,6 +47,8 @@ export class Charts {
   /** The charts that have come into view get their data. */
   async fill() {
     try { await this.refresh(); } catch (error) { console.error(error); }
+    // their data may have been there before they were
+    for (const chart of this.shown()) if (!chart.uplot) chart.draw();
   }
 
   /** "steps": the run has new ones; "series": others of the same steps; "": nothing new. */
@@ -136,10 +138,20 @@ class Chart {
     this.keys = el("div", { class: "keys" });
     this.plot = el("div", { class: "plot", role: "img", "aria-label": `${panel.title} by step` });
     this.node = el("article", { class: "card chart" }, el("header", {}, el("h3", {}, panel.title), el("span", { class: "hint" }, panel.hint || ""), this.now,
-      saveButtons(panel.title, { canvas: () => this.uplot.ctx.canvas, svg: () => this.svg(), name: () => `${charts.runs.map((run) => run.name).join("_")} ${panel.title}` })), this.plot, this.keys);
+      saveButtons(panel.title, { ready: () => this.ready(), canvas: () => this.uplot.ctx.canvas, svg: () => this.svg(), name: () => `${charts.runs.map((run) => run.name).join("_")} ${panel.title}` })), this.plot, this.keys);
     this.visible = false;
     charts.watched.set(this.node, this);
     charts.watch.observe(this.node);
+  }
+
+  /** Draw the chart even if it has only just come into view. */
+  async ready() {
+    if (!this.uplot) {
+      this.visible = true;
+      await this.charts.fill();
+      await new Promise(requestAnimationFrame);
+    }
+    return Boolean(this.uplot);
   }
 
   /** What is drawn, as the text of an SVG file. */

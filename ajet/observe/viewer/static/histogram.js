@@ -21,7 +21,7 @@ export class RewardHistogram {
     this.keys = el("div", { class: "keys bars" });
     this.plot = el("div", { class: "plot", role: "img", "aria-label": "How the rewards of each step are spread" });
     this.node = el("article", { class: "card chart" }, el("header", {}, el("h3", {}, this.title), el("span", { class: "hint" }, page.colour ? "" : "stronger: more"), this.now,
-      saveButtons(this.title, { canvas: () => this.uplot.ctx.canvas, svg: () => this.svg(), name: () => `${page.name} ${this.title}` })), this.plot, this.keys);
+      saveButtons(this.title, { ready: () => Boolean(this.uplot), canvas: () => this.uplot.ctx.canvas, svg: () => this.svg(), name: () => `${page.name} ${this.title}` })), this.plot, this.keys);
     if (page.colour) this.node.style.setProperty("--accent", `var(${page.colour})`);
   }
 

@@ -21,8 +21,8 @@ function saveSvg(text, name) {
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }
 
-/** `canvas()`: what is drawn; `svg()`: the same as text; `name()`: the file's name. */
-export function saveButtons(title, { canvas, svg, name }) {
+/** `ready()`: draws what isn't drawn yet, and says whether there is anything; `canvas()`: what is drawn; `svg()`: the same as text; `name()`: the file's name. */
+export function saveButtons(title, { ready, canvas, svg, name }) {
   const button = (kind, work) => el("button", { class: "save", type: "button", title: `Save as ${kind}`, "aria-label": `Save ${title} as ${kind}`, on: { click: work } }, kind);
-  return el("span", { class: "saves" }, button("PNG", () => savePng(canvas(), name())), button("SVG", () => saveSvg(svg(), name())));
+  return el("span", { class: "saves" }, button("PNG", async () => { if (await ready()) savePng(canvas(), name()); }), button("SVG", async () => { if (await ready()) saveSvg(svg(), name()); }));
 }
