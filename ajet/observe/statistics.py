@@ -65,11 +65,6 @@ class Gain(NamedTuple):
         better, worse = int((found > 0).sum()), int((found < 0).sum())
         return cls(mean, mean - half, mean + half, sign_flip_p(found), count, unshared, better, worse)
 
-    @property
-    def sure(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.low > 0 or self.high < 0
-
     def __str__(self) -> str:
         interval = f"({self.low:+.3f} … {self.high:+.3f})" if math.isfinite(self.low) else "(one task: no interval)"
         return f"{self.value:+.3f}  {interval}  p {self.p:.2g}"

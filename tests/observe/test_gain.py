@@ -58,7 +58,7 @@ def test_a_gain_is_measured_on_the_tasks_of_both() -> None:
     # by hand: mean 0.125, sum of squares about it 0.3125, standard error sqrt(0.3125 / 3 / 4)
     half = 3.18245 * math.sqrt(0.3125 / 12)
     assert (gain.value, gain.low, gain.high) == pytest.approx((0.125, 0.125 - half, 0.125 + half), abs=1e-3)
-    assert gain.p == pytest.approx(enumerated([0.5, 0.25, 0.0, -0.25])) and not gain.sure
+    assert gain.p == pytest.approx(enumerated([0.5, 0.25, 0.0, -0.25]))
     assert str(gain).startswith("+0.125  (-0.389 … +0.639)  p 0.75")
 
 
@@ -67,11 +67,11 @@ def test_the_pairing_finds_what_two_intervals_hide() -> None:
     after = {name: value + 0.05 + 0.01 * (-1) ** int(name) for name, value in before.items()}
     apart = Share.of(list(before.values())), Share.of([min(1, value) for value in after.values()])
     gain = Gain.of(before, after)
-    assert gain is not None and gain.sure and gain.p < 0.001
+    assert gain is not None and gain.low > 0 and gain.p < 0.001
     assert apart[0].high > apart[1].low
 
 
 def test_too_little_to_say() -> None:
     assert Gain.of({"a": 1.0}, {"b": 1.0}) is None
     one = Gain.of({"a": 0.0}, {"a": 1.0})
-    assert one is not None and one.p == 1 and not one.sure and "one task: no interval" in str(one)
+    assert one is not None and one.p == 1 and one.low < 0 < one.high and "one task: no interval" in str(one)

@@ -63,17 +63,6 @@ class Cgroup:
         """Writing 0 to each of these moves the writer into the group."""
         return [str(folder / "cgroup.procs") for folder in dict.fromkeys(self._folders.values())]
 
-    def out_of_memory(self) -> int:
-        """How many processes the memory limit has ended."""
-        folder = self._folders["memory"]
-        for name in ("memory.events", "memory.oom_control"):
-            with contextlib.suppress(OSError):
-                for line in (folder / name).read_text().splitlines():
-                    key, _, value = line.partition(" ")
-                    if key == "oom_kill":
-                        return int(value)
-        return 0
-
     def remove(self) -> None:
         """Remove the group, whose processes have ended. Waits a little for the kernel to notice."""
         for folder in dict.fromkeys(self._folders.values()):
