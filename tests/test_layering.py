@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -87,31 +88,48 @@ HEAVY = {
 LIGHT_PARTS = ("schema", "config")
 
 
+class Facts(NamedTuple):
+    """What the rules ask of a file."""
+
+    imports: tuple[str, ...]
+    """Every module that it imports, except those for type checkers only."""
+    named_imports: tuple[tuple[str, str], ...]
+    """`from module import name`, those for type checkers included."""
+    classes: tuple[str, ...]
+    """Those at its top."""
+    opens: bool
+    """Whether it starts a process or opens a socket."""
+
+
 @cache
-def imports_of(path: Path) -> tuple[str, ...]:
-    """Every module that a file imports, except those for type checkers only."""
-    return tuple(_imports_in(path.read_text()))
-
-
-def _imports_in(source: str) -> Iterator[str]:
+def facts_of(path: Path) -> Facts:
     gc.disable()  # CPython 3.11 loses count if it collects garbage meanwhile, and another thread parses something
     try:
-        tree = ast.parse(source)
+        tree = ast.parse(path.read_text())
     finally:
         gc.enable()
+    nodes = list(ast.walk(tree))
     typing_only = {
         node
-        for block in ast.walk(tree)
+        for block in nodes
         if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
         for node in ast.walk(block)
     }
-    for node in ast.walk(tree):
-        if node in typing_only:
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            yield node.module
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    plain = [node for node in nodes if isinstance(node, ast.Import) and node not in typing_only]
+    return Facts(
+        imports=(
+            *(alias.name for node in plain for alias in node.names),
+            *(str(node.module) for node in froms if node.level == 0 and node not in typing_only),
+        ),
+        named_imports=tuple((str(node.module), alias.name) for node in froms for alias in node.names),
+        classes=tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef)),
+        opens=any(isinstance(node, ast.Call) and ast.unparse(node.func) in OPENS for node in nodes),
+    )
+
+
+def imports_of(path: Path) -> tuple[str, ...]:
+    return facts_of(path).imports
 
 
 def imports_of_part(part: str) -> Iterator[tuple[Path, str]]:
@@ -189,18 +207,13 @@ def test_modules_have_a_readable_size() -> None:
 def test_a_class_name_means_one_thing() -> None:
     homes: dict[str, list[str]] = {}
     for path in outside_compat():
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name, []).append(named(path))
+        for name in facts_of(path).classes:
+            homes.setdefault(name, []).append(named(path))
     assert not {name: where for name, where in homes.items() if len(where) > 1}
 
 
 def test_only_system_starts_processes_and_opens_sockets() -> None:
-    found = set()
-    for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in OPENS and "system" not in path.parts:
-                found.add(named(path))
+    found = {named(path) for path in modules() if facts_of(path).opens and "system" not in path.parts}
     assert found == set(OPENS_ELSEWHERE)
 
 
@@ -212,10 +225,9 @@ def import_circles() -> list[set[str]]:
     }
     imports = {name: set[str]() for name in names}
     for name, path in names.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                whole = [f"{node.module}.{alias.name}" for alias in node.names]
-                imports[name] |= {each if each in names else node.module for each in whole} & names.keys() - {name}
+        for module, what in facts_of(path).named_imports:
+            whole = f"{module}.{what}"
+            imports[name] |= {whole if whole in names else module} & names.keys() - {name}
     reached = {name: _reached(name, imports) for name in names}
     return [{name, other} for name in names for other in reached[name] if name < other and name in reached[other]]
 
