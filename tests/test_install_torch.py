@@ -53,7 +53,7 @@ def index(tmp_path: Path) -> Iterator[str]:
     """An index that has PyTorch's build for CPUs alone."""
     wheel(tmp_path / "index/torch", f"{VERSION}+cpu")
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path / "index")))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
 

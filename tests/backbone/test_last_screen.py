@@ -137,7 +137,7 @@ class Failing(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Path]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Failing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         (tmp_path / "conf.yaml").write_text(CONF)
         (tmp_path / "agents.py").write_text(AGENTS.replace("ADDRESS", f"http://127.0.0.1:{server.server_port}/orders"))
         (tmp_path / "tasks.jsonl").write_text('{"query": "a"}\n{"query": "b"}\n')

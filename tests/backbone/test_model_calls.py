@@ -78,7 +78,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")

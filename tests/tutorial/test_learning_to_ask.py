@@ -44,7 +44,7 @@ def files() -> Iterator[Any]:
 def rules(files: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The rules at a port of their own; their base URL."""
     server = files.endpoint.make_server(files.rule_judge.answer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     port = server.server_address[1]
     monkeypatch.setenv("RULE_JUDGE_PORT", str(port))
     yield f"http://127.0.0.1:{port}/v1"

@@ -57,7 +57,7 @@ def server(tokenizer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         def log_message(self, *_: Any) -> None: ...
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{http.server_port}/v1", behaviour
     http.shutdown()
 
