@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ajet.backbone.own_formulas import try_estimator, try_policy_loss
 from ajet.backbone.plan import imitates_a_file
-from ajet.backbone.training_settings import credit_settings, loss_settings, try_estimator, try_policy_loss
+from ajet.backbone.training_settings import credit_settings, loss_settings
 from ajet.config.contradictions import TRAINING
 from ajet.config.effects import recipe_line
 from ajet.engine.layers import one_layer_of_each_kind
@@ -23,7 +24,7 @@ from ajet.engine.model_source import ModelSource, known_shapes
 from ajet.schema.errors import ConfigError, FeatureUnavailableError
 from ajet.schema.install import TRAIN, install_command, missing_for_training
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
-from ajet.task_reader.review import FILES, overlap_lines
+from ajet.task_reader.overlap import FILES, overlap_lines
 
 if TYPE_CHECKING:
     from ajet.config import Config

@@ -16,16 +16,8 @@ from html import escape
 from types import TracebackType
 from typing import IO, Any
 
-from ajet.observe.progress_state import (
-    TOTAL_STEPS,
-    Display,
-    ProgressState,
-    cost_texts,
-    duration,
-    headlines,
-    number,
-    total_text,
-)
+from ajet.observe.progress_state import Display, ProgressState, cost_texts, duration, headlines, number, total_text
+from ajet.observe.running_total import TOTAL_STEPS
 from ajet.schema.episode import Episode
 from ajet.schema.printable import printable
 

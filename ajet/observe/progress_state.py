@@ -1,8 +1,6 @@
 """`ProgressState`: what is known about a run right now, and `Display`, the base of what shows it.
 
-Part of it are the `RunningTotal`, what the run has taken so far and will take in all, which the viewer and `ajet runs`
-show as well, and the `FailureTally`, why episodes failed: each reason is logged the first time, and from then on
-counted.
+Part of it is the `FailureTally`: why episodes failed. Each reason is logged the first time, and from then on counted.
 """
 
 from __future__ import annotations
@@ -11,89 +9,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ajet.observe.logs import ONLY_TO_FILE, TRACEBACK
+from ajet.observe.running_total import RunningTotal
 from ajet.schema.episode import Episode, EpisodeStatus, Failure
-
-STEP, VALIDATION, TOTAL_STEPS, GPUS = "time/step", "time/validate", "perf/total_steps", "perf/gpus"
-SAMPLED = ("episode/sampled_tokens_total", "val/episode/sampled_tokens_total")
-HELPER = ("helper/calls", "helper/tokens", "helper/cost")
-USED = (STEP, VALIDATION, TOTAL_STEPS, GPUS, *SAMPLED, *HELPER)
-"""The metrics that it takes."""
-_OF_STEPS = ("steps", "total_steps", "first_step")
-
-
-@dataclass(slots=True)
-class RunningTotal:
-    """What a run has taken so far, and will take in all. Add each line of `metrics.jsonl`, those that an earlier part
-    of a resumed run wrote included."""
-
-    seconds: float = 0.0
-    """In steps and validations."""
-    gpu_hours: float = 0.0
-    """Accelerators × time."""
-    sampled_tokens: float = 0.0
-    """Those of validations included."""
-    helper_calls: float = 0.0
-    helper_tokens: float = 0.0
-    helper_cost: float = 0.0
-    """By `ajet.helper.price_per_million`."""
-    steps: int = 0
-    total_steps: float = 0.0
-    """0: not known."""
-    first_step: float = 0.0
-    """Seconds. It also warms up, so it tells little about the others."""
-
-    def add(self, metrics: Mapping[str, Any]) -> None:
-        """A step's line, or that of a validation before the first step."""
-        step, validation = _of(metrics, STEP), _of(metrics, VALIDATION)
-        self.total_steps = _of(metrics, TOTAL_STEPS) or self.total_steps
-        self.seconds += step + validation
-        self.gpu_hours += (step + validation) * _of(metrics, GPUS) / 3600
-        self.sampled_tokens += sum(_of(metrics, name) for name in SAMPLED)
-        self.helper_calls += _of(metrics, HELPER[0])
-        self.helper_tokens += _of(metrics, HELPER[1])
-        self.helper_cost += _of(metrics, HELPER[2])
-        if step:
-            self.first_step = self.first_step or step
-            self.steps += 1
-
-    @classmethod
-    def of(cls, lines: Iterable[Mapping[str, Any]]) -> RunningTotal:
-        """All lines so far."""
-        total = cls()
-        for line in lines:
-            total.add(line)
-        return total
-
-    @classmethod
-    def of_columns(cls, columns: Mapping[str, Any]) -> RunningTotal:
-        """Of `steps` and `series`, as the viewer reads them."""
-        series = columns["series"]
-        return cls.of({name: series[name][at] for name in series} for at in range(len(columns["steps"])))
-
-    @property
-    def expected_seconds(self) -> float | None:
-        """In all, at the pace of the steps after the first. None: too early to tell, or no end is known."""
-        if not self.total_steps or self.steps < 2:
-            return None
-        pace = (self.seconds - self.first_step) / (self.steps - 1)
-        return self.seconds + max(0.0, self.total_steps - self.steps) * pace
-
-    def figures(self) -> dict[str, float]:
-        """By name; what was not used is left out."""
-        kept = {name: value for name, value in asdict(self).items() if value and name not in _OF_STEPS}
-        expected = self.expected_seconds
-        return kept if expected is None else {**kept, "expected_seconds": expected}
-
-
-def _of(metrics: Mapping[str, Any], name: str) -> float:
-    value = metrics.get(name)
-    return float(value) if isinstance(value, int | float) else 0.0
-
 
 log = logging.getLogger(__name__)
 

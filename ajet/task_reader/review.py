@@ -1,105 +1,15 @@
-"""What is looked at in tasks before a run: `overlap` finds those to validate on that are also trained on, word for word
-or nearly, so that validation would measure memory; with `review`, a helper model checks tasks and their answers, and
-rejects those that are unfit for training, with a reason."""
+"""`review`: a helper model checks tasks and their answers, and rejects those that are unfit for training, with a
+reason."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from ajet.schema.task import Task
 from ajet.task_judge.helper import Asker, HelperRefusalError, UnusableAnswerError
 from ajet.task_judge.helper_answers import read_json
-
-GRAM = 8
-"""Words that texts must share in a row."""
-NEAR = 0.6
-"""Share of a validation task's grams that one training task has, from which the two are near duplicates."""
-COMMON = 5
-"""A gram of more training tasks than this is part of a form that all are asked in: it shows nothing."""
-MOST_WORDS = 1000
-"""Of a task, so that the work is bounded."""
-SHOWN = 3
-SAME, ALIKE = "also trained on", "nearly trained on"
-FILES = ("jsonl_dataset_file", "dataset_file", "huggingface_dat_repo", "harbor")
-"""Readers whose tasks are all in what they say; others may ask the same and mean another world."""
-_WORD = re.compile(r"\w+|[^\w\s.,;:?\"'`]")
-"""Signs count as words: 3 + 4 isn't 3 - 4."""
-
-
-class Pair(NamedTuple):
-    """A validation task, the training task that it is like, and how much of it that one has."""
-
-    validation: str
-    training: str
-    share: float
-
-
-def overlap(training: Sequence[Task], validation: Sequence[Task], *, near: bool = True) -> list[Pair]:
-    """The pairs, one for each such validation task: the same ones (share 1.0), then near ones, each in their order.
-
-    Where several tasks of one list ask the same, the question says nothing: all else that they hold must be the same.
-    """
-    asked, questions = [_words(task) for task in training], [_words(task) for task in validation]
-    often = {text for texts in (asked, questions) for text, count in Counter(map(tuple, texts)).items() if count > 1}
-    holder = {_key(task, words, often): task.task_id for task, words in zip(training, asked, strict=True)}
-    pairs: list[Pair] = []
-    left: dict[str, set[int]] = {}
-    for task, words in zip(validation, questions, strict=True):
-        if (same := holder.get(_key(task, words, often))) is not None:
-            pairs.append(Pair(task.task_id, same, 1.0))
-        elif near and (grams := _grams(words)):
-            left[task.task_id] = grams
-    holders: dict[int, list[str]] = {}
-    for name, grams in left.items():
-        for gram in grams:
-            holders.setdefault(gram, []).append(name)
-    trained = [_grams(words) & holders.keys() for words in asked] if holders else []
-    spread = Counter(gram for grams in trained for gram in grams)
-    best: dict[str, Pair] = {}
-    for task, grams in zip(training, trained, strict=False):  # none if nothing is left to compare
-        shared = Counter(name for gram in grams if spread[gram] <= COMMON for name in holders[gram])
-        for name, count in shared.items():
-            share = min(count / len(left[name]), 0.99)  # the same grams are not yet the same text
-            if share >= NEAR and (name not in best or share > best[name].share):
-                best[name] = Pair(name, task.task_id, share)
-    return [*pairs, *(best[name] for name in left if name in best)]
-
-
-def overlap_lines(
-    training: Sequence[Task], validation: Sequence[Task], *, near: bool = True
-) -> Iterator[tuple[str, str]]:
-    """What was found, as labels and texts; nothing if nothing was."""
-    pairs = overlap(training, validation, near=near)
-    same, alike = [pair for pair in pairs if pair.share == 1.0], [pair for pair in pairs if pair.share < 1.0]
-    for label, found in ((SAME, same), (ALIKE, alike)):
-        if found:
-            listed = ", ".join(f"{pair.validation} = {pair.training}" for pair in found[:SHOWN])
-            more = ", …" * (len(found) > SHOWN)
-            yield label, f"{len(found):,} of {len(validation):,} validation tasks ({listed}{more})"
-
-
-def _words(task: Task) -> list[str]:
-    said = [task.main_query, *(str(message.get("content") or "") for message in task.init_messages)]
-    return _WORD.findall(" ".join(dict.fromkeys(said)).casefold())
-
-
-def _key(task: Task, words: list[str], often: set[tuple[str, ...]]) -> str:
-    if words and tuple(words) not in often:
-        return " ".join(words)
-    held = [words, task.env_type, task.metadata, "" if words else task.task_id]
-    return json.dumps(held, sort_keys=True, default=repr)
-
-
-def _grams(words: list[str]) -> set[int]:
-    words = words[:MOST_WORDS]
-    return {hash(tuple(words[start : start + GRAM])) for start in range(len(words) - GRAM + 1)}
-
 
 log = logging.getLogger("ajet.task_reader")
 

@@ -13,7 +13,7 @@ import torch
 import ajet.task_judge.helper
 from ajet.backbone.launch import memory_advice
 from ajet.cli.main import main
-from ajet.engine.model_source import tiny_folder
+from ajet.engine.tiny_models import tiny_folder
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.engine.model_source import FAMILIES, SIZES, ModelSource, TinyName, draw_weights
+from ajet.engine.model_source import ModelSource
+from ajet.engine.tiny_models import FAMILIES, SIZES, TinyName, draw_weights
 from ajet.schema.errors import ConfigError
 
 CALCULATOR = {
@@ -59,7 +60,7 @@ def test_head_sizes_suit_every_engine() -> None:
 
 
 def test_two_processes_may_build_the_same_model_at_once(tmp_path: Path) -> None:
-    program = "from ajet.engine.model_source import tiny_folder; print(tiny_folder('qwen2'))"
+    program = "from ajet.engine.tiny_models import tiny_folder; print(tiny_folder('qwen2'))"
     environment = {"AJET_CACHE": str(tmp_path), "PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)

@@ -28,8 +28,8 @@ from ajet.backbone.training_settings import credit_settings, taught_alone
 from ajet.engine.base import Engine, EnginePlacement
 from ajet.observe.metrics import read_metrics
 from ajet.observe.progress import Progress
-from ajet.observe.progress_state import RunningTotal
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.running_total import RunningTotal
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, FloatArray
 from ajet.schema.errors import EXIT_FAILED, ConfigError
 from ajet.schema.task import Task

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from ajet.config import Config
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
@@ -503,6 +503,21 @@ def test_a_chart_is_saved_before_it_has_come_into_view(viewer: Viewer, open_page
     page.reload()  # or the chart would be drawn by now
     drawing = ElementTree.fromstring(save(page, "SVG"))
     assert saved.startswith(b"\x89PNG") and len(drawing.findall("{http://www.w3.org/2000/svg}path")) >= 2
+
+
+def test_a_chart_that_has_no_data_is_not_saved_in_silence(viewer: Viewer, browser: Browser) -> None:
+    context = browser.new_context()
+    base = f"http://127.0.0.1:{viewer.port}"
+    context.add_cookies([{"name": viewer.access.cookie, "value": viewer.access.cookie_value, "url": base}])
+    page = context.new_page()
+    page.add_init_script("window.IntersectionObserver = class { observe() {} };")  # nothing ever comes into view
+    page.goto(f"{base}/x/{EXPERIMENT}/charts")
+    button = page.get_by_label("Save Training and validation as PNG")
+    expect(button).to_be_attached()
+    page.route("**/metrics?*", lambda route: route.abort())  # as if the viewer had ended
+    button.click()
+    expect(page.locator("#toast")).to_contain_text("Nothing saved")
+    context.close()
 
 
 def save(page: Page, kind: str) -> bytes:

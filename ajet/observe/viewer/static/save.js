@@ -1,5 +1,5 @@
 // A chart's two buttons: save what is drawn as PNG or as SVG.
-import { el } from "./common.js";
+import { el, toast } from "./common.js";
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 export const pageColours = () => ({ surface: style("--surface"), text: style("--text"), muted: style("--muted"), line: style("--line"), accent: style("--accent") });
@@ -23,6 +23,9 @@ function saveSvg(text, name) {
 
 /** `ready()`: draws what isn't drawn yet, and says whether there is anything; `canvas()`: what is drawn; `svg()`: the same as text; `name()`: the file's name. */
 export function saveButtons(title, { ready, canvas, svg, name }) {
-  const button = (kind, work) => el("button", { class: "save", type: "button", title: `Save as ${kind}`, "aria-label": `Save ${title} as ${kind}`, on: { click: work } }, kind);
-  return el("span", { class: "saves" }, button("PNG", async () => { if (await ready()) savePng(canvas(), name()); }), button("SVG", async () => { if (await ready()) saveSvg(svg(), name()); }));
+  const button = (kind, work) => {
+    const click = async () => { if (await ready()) work(); else toast("Nothing saved: the chart has no data yet. Is the viewer still running?"); };
+    return el("button", { class: "save", type: "button", title: `Save as ${kind}`, "aria-label": `Save ${title} as ${kind}`, on: { click } }, kind);
+  };
+  return el("span", { class: "saves" }, button("PNG", () => savePng(canvas(), name())), button("SVG", () => saveSvg(svg(), name())));
 }

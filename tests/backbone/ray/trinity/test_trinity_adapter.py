@@ -12,7 +12,7 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.ray.mapping import Machine
 from ajet.backbone.ray.trinity import TrinityAdapter, padding_notes
 from ajet.config import make_config
-from ajet.engine.model_source import tiny_folder
+from ajet.engine.tiny_models import tiny_folder
 from ajet.schema.errors import ConfigError
 
 ADAPTER = TrinityAdapter()
