@@ -122,10 +122,20 @@ def test_charts_show_what_was_logged_and_the_link_keeps_the_view(viewer: Viewer,
 def test_a_click_on_a_chart_leads_to_that_steps_episodes(viewer: Viewer, open_page: Open) -> None:
     page = open_page(viewer, f"/x/{EXPERIMENT}")
     chart = page.locator(".chart .u-over").first
-    chart.hover()
     chart.click()
     expect(page).to_have_url(re.compile(r"/episodes\?step_min=(\d+)&step_max=\1"))
     expect(page.locator("#count")).to_contain_text("of 12 episodes")
+
+
+def test_a_chart_that_can_be_clicked_moves_no_more(viewer: Viewer, open_page: Open) -> None:
+    page = open_page(viewer)
+    page.route("**/overview", lambda route: (page.wait_for_timeout(300), route.continue_()))  # it comes after the charts
+    page.goto(f"{page.url}x/{EXPERIMENT}")
+    chart = page.locator(".chart .u-over").first
+    expect(chart).to_be_visible()
+    place = chart.bounding_box()
+    expect(page.locator("#because li")).not_to_have_count(0)
+    assert chart.bounding_box() == place
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ poll(2, async () => {
   const changed = await charts.refresh();
   showLive(runs.some((run) => run.running));
   if (!changed && build.layout) return;
+  if (!single) await results(); // above the charts, so that they don't move under the pointer
   build();
-  if (!single) await results();
   await spread();
 });
