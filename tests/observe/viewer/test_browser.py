@@ -129,7 +129,7 @@ def test_a_click_on_a_chart_leads_to_that_steps_episodes(viewer: Viewer, open_pa
 
 def test_a_chart_that_can_be_clicked_moves_no_more(viewer: Viewer, open_page: Open) -> None:
     page = open_page(viewer)
-    page.route("**/overview", lambda route: (page.wait_for_timeout(300), route.continue_()))  # it comes after the charts
+    page.route("**/overview", lambda route: (page.wait_for_timeout(300), route.continue_()))  # after the charts
     page.goto(f"{page.url}x/{EXPERIMENT}")
     chart = page.locator(".chart .u-over").first
     expect(chart).to_be_visible()
