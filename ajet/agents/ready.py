@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from ajet.agents.run import AgentNameTakenError, AgentRun, AgentSettingsError
 from ajet.agents.task_tests import bring_files, judge_by_tests, run_command, said
 from ajet.agents.tools import make_tools
 from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
-from ajet.config.kinds import AGENTS, load, nearest_name
+from ajet.config.kinds import AGENTS, load, nearest_name, no_option
 from ajet.environment.sandboxes import Sandbox
 from ajet.schema.user_code import ARROW, load_symbol
 
@@ -198,9 +197,7 @@ def make_agent(name: str, options: Mapping[str, Any] | None = None, base_dirs: S
     known = option_names(made_of)
     for option in options:
         if option not in known:
-            near = get_close_matches(option, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"options: {', '.join(known)}"
-            raise AgentSettingsError(f"agent {name!r} has no option {option!r}; {hint}")
+            raise AgentSettingsError(no_option(f"agent {name!r}", option, known))
     if "base_dirs" in known:
         options["base_dirs"] = base_dirs
     return made_of(**options)

@@ -274,6 +274,13 @@ def nearest_name(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def no_option(of: str, option: object, known: Iterable[str]) -> str:
+    """The words for an option that a kind does not have."""
+    known = list(known)
+    hint = nearest_name(str(option), known) or f"; options: {', '.join(known) or 'none'}"
+    return f"{of} has no option {option!r}{hint}"
+
+
 def _named(kinds: Iterable[str], *more: str) -> Any:
     """The type of a key that takes one of these names."""
     return Literal[(*kinds, *more)]

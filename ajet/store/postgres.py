@@ -90,7 +90,11 @@ class PostgresDatabase:
         self._listener = asyncio.create_task(self._pass_on(listening))
 
     async def transact(self, work: Callable[[Tables], T], *, durable: bool = True) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work, durable)
+        try:
+            answer = asyncio.get_running_loop().run_in_executor(self._threads, self._run, work, durable)
+        except RuntimeError:  # its threads end
+            raise StoreUnavailableError("the store is closed") from None
+        return await answer
 
     async def aclose(self) -> None:
         if self._listener is not None:

@@ -113,7 +113,7 @@ class SqliteDatabase:
         self._thread.start()
 
     async def transact(self, work: Callable[[Tables], T], *, durable: bool = True) -> T:
-        if self._connection is None:
+        if self._thread is None:
             raise StoreUnavailableError("the store is closed")
         job = _Job(work, durable, asyncio.get_running_loop().create_future())
         self._jobs.put(job)
@@ -122,10 +122,10 @@ class SqliteDatabase:
 
     async def aclose(self) -> None:
         """Wait for pending transactions, then close."""
-        if self._thread is not None:
+        thread, self._thread = self._thread, None  # what comes from now on is refused: nothing would run it
+        if thread is not None:
             self._jobs.put(None)
-            await asyncio.to_thread(self._thread.join)
-            self._thread = None
+            await asyncio.to_thread(thread.join)
         self._close()
 
     def _close(self) -> None:

@@ -79,3 +79,15 @@ def test_a_wrong_address_is_told_without_the_password() -> None:
     with pytest.raises(StoreError, match=r"--postgres: can't use .*127\.0\.0\.1") as refused:
         asyncio.run(postgres_store(url).open())
     assert "secret" not in str(refused.value)
+
+
+def test_a_closed_store_refuses(postgres: Callable[[], str]) -> None:
+    url = fresh_database(postgres())
+
+    async def run() -> None:
+        async with postgres_store(url) as store:
+            pass
+        with pytest.raises(StoreUnavailableError, match="closed"):
+            await store.statistics()
+
+    asyncio.run(run())

@@ -172,3 +172,21 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
             await store.statistics()
 
     asyncio.run(run())
+
+
+def test_a_store_that_is_being_closed_ends_what_it_took_and_refuses_the_rest(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(30):
+            store = await sqlite_store(tmp_path / "store.sqlite").open()
+            taken = asyncio.create_task(store.enqueue([NewRollout(input=1)]))
+            await asyncio.sleep(0)
+            closing = asyncio.create_task(store.aclose())
+            asked = []
+            while not closing.done():
+                asked.append(asyncio.create_task(store.statistics()))
+                await asyncio.sleep(0)
+            for answer in await asyncio.gather(*asked, return_exceptions=True):
+                assert not isinstance(answer, BaseException) or isinstance(answer, StoreUnavailableError)
+            assert len(await taken) == 1
+
+    asyncio.run(run())

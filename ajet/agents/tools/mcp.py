@@ -20,7 +20,6 @@ import httpx
 
 from ajet.agents.tools.tool import (
     Arguments,
-    OpenTool,
     StatelessTool,
     Tool,
     ToolContext,
@@ -210,9 +209,6 @@ class McpTool(StatelessTool):
         self._remote = tool.name
         self._session = session
         self._limit = timedelta(seconds=timeout)
-
-    async def open(self, context: ToolContext) -> OpenTool:
-        return await super().open(context)
 
     async def run(self, arguments: Arguments, context: ToolContext) -> ToolResult:
         answer = await self._session.call_tool(self._remote, arguments, read_timeout_seconds=self._limit)

@@ -12,7 +12,6 @@ import inspect
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, overload
 
@@ -32,7 +31,7 @@ from ajet.agents.tools.tool import (
     plain,
 )
 from ajet.agents.tools.toolset import Toolset
-from ajet.config.kinds import TOOLS, load, nearest_name
+from ajet.config.kinds import TOOLS, load, nearest_name, no_option
 from ajet.schema.errors import ImportPathError, MissingDependencyError
 from ajet.schema.install import install_command
 from ajet.schema.user_code import ARROW, load_symbol
@@ -394,9 +393,7 @@ def _build(maker: AnyTool | Maker, options: dict[str, Any], name: str) -> AnyToo
     known = [field.removeprefix("p_") for field in model.model_fields]
     for option in options:
         if option not in known:
-            near = get_close_matches(str(option), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"options: {', '.join(known) or 'none'}"
-            raise ToolSetupError(f"{name} has no option {option!r}; {hint}")
+            raise ToolSetupError(no_option(name, option, known))
     try:
         values = values_of(model.model_validate(options))
     except ValidationError as error:

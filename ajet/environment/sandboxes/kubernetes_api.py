@@ -15,10 +15,10 @@ import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ajet.config.kinds import no_option
 from ajet.environment.sandboxes.cgroups import started
 from ajet.environment.sandboxes.sandbox import Input, Kept, SandboxError, SandboxSettings, pieces_of
 from ajet.schema.errors import MissingDependencyError
@@ -63,9 +63,7 @@ class PodOptions:
         values: dict[str, Any] = {}
         for name, value in settings.options.items():
             if name not in expected:
-                near = get_close_matches(name, expected, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]!r}?" if near else f"options: {', '.join(expected)}"
-                raise SandboxError(f"sandbox options: kind kubernetes has no option {name!r}; {hint}")
+                raise SandboxError(f"sandbox options: {no_option('kind kubernetes', name, expected)}")
             values[name] = _checked(name, value)
         return cls(**values)
 
