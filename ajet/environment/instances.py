@@ -99,6 +99,8 @@ class _Instance:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     used_at: float
+    name: str = ""
+    """Its id, for clients; none for one that answers a question about tasks."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One request at a time."""
     ended: _End | None = None
@@ -167,15 +169,16 @@ class Instances:
         self._starting.add(instance_id)
         try:
             instance = await self._start_instance()
+            instance.name = instance_id
             self._open[instance_id] = instance
         finally:
             self._starting.discard(instance_id)
         self._gone.pop(instance_id, None)
         self.counts.created += 1
         try:
-            return await self._ask(instance, {"do": "create", "instance_id": instance_id, "task": task}, instance_id)
+            return await self._ask(instance, {"do": "create", "instance_id": instance_id, "task": task})
         except BaseException:
-            self._end(instance_id, "it could not begin its task")
+            self._end(instance, "it could not begin its task")
             raise
 
     async def ask(self, instance_id: str, request: dict[str, Any]) -> Any:
@@ -186,7 +189,7 @@ class Instances:
             if end is None:
                 raise Gone(f"there is no instance {instance_id!r}", known=False)
             raise Gone(f"instance {instance_id!r} has ended: {end.why}", by_action=end.by_action)
-        return await self._ask(instance, request, instance_id)
+        return await self._ask(instance, request)
 
     async def release(self, instance_id: str) -> bool:
         """End an instance in order. False if there is none."""
@@ -205,9 +208,9 @@ class Instances:
 
     # ------------------------------------------------------------ one request
 
-    async def _ask(self, instance: _Instance, request: dict[str, Any], instance_id: str = "") -> Any:
+    async def _ask(self, instance: _Instance, request: dict[str, Any]) -> Any:
         """Goes on if the client leaves: the answer must be read by someone."""
-        task = asyncio.create_task(self._exchange(instance, request, instance_id))
+        task = asyncio.create_task(self._exchange(instance, request))
         self._tasks.add(task)
         task.add_done_callback(self._forget_task)
         return await asyncio.shield(task)
@@ -217,7 +220,7 @@ class Instances:
         if not task.cancelled():
             task.exception()  # the waiting request may have been cancelled
 
-    async def _exchange(self, instance: _Instance, request: dict[str, Any], instance_id: str) -> Any:
+    async def _exchange(self, instance: _Instance, request: dict[str, Any]) -> Any:
         loop = asyncio.get_running_loop()
         acted = request["do"] == "step"
         async with instance.turn:
@@ -230,7 +233,7 @@ class Instances:
                     line = await instance.reader.readline()
             except TimeoutError:
                 why = f"its `{request['do']}` took longer than {self.limits.step_s:g} s"
-                self._end(instance_id, why, by_action=acted, instance=instance)
+                self._end(instance, why, by_action=acted)
                 raise Gone(why, by_action=acted) from None
             except (ConnectionError, ValueError) as error:
                 line = b"" if isinstance(error, ConnectionError) else b"?"
@@ -239,7 +242,7 @@ class Instances:
                 how = await self._exit_of(instance) if not line else "wrote something unreadable to its channel"
                 by_action = acted and (how.startswith("exited") or ("killed by" in how and "SIGKILL" not in how))
                 why = f"its process {how} during `{request['do']}`"
-                self._end(instance_id, why, by_action=by_action, instance=instance)
+                self._end(instance, why, by_action=by_action)
                 raise Gone(why, by_action=by_action)
             instance.used_at = loop.time()
             if acted:
@@ -252,14 +255,15 @@ class Instances:
 
     # ------------------------------------------------------------ ends
 
-    def _end(self, instance_id: str, why: str, *, by_action: bool = False, instance: _Instance | None = None) -> None:
-        instance = self._open.pop(instance_id, None) or instance
-        if instance is None or instance.ended is not None:
+    def _end(self, instance: _Instance, why: str, *, by_action: bool = False) -> None:
+        if self._open.get(instance.name) is instance:  # and not a later one with the same id
+            del self._open[instance.name]
+        if instance.ended is not None:
             return
         instance.ended = _End(why, by_action)
-        if instance_id:
+        if instance.name:
             self.counts.died += 1
-            self._remember(instance_id, why, by_action)
+            self._remember(instance.name, why, by_action)
         self._kill(instance)
 
     def _remember(self, instance_id: str, why: str, by_action: bool = False) -> None:
@@ -285,15 +289,15 @@ class Instances:
         while True:
             await asyncio.sleep(SWEEP_S)
             now = asyncio.get_running_loop().time()
-            for instance_id, instance in list(self._open.items()):
+            for instance in list(self._open.values()):
                 if instance.turn.locked():
                     continue
                 if instance.reader.at_eof():
-                    self._end(instance_id, f"its process {await self._exit_of(instance)}")
+                    self._end(instance, f"its process {await self._exit_of(instance)}")
                 elif now - instance.used_at > self.limits.idle_s:
                     self.counts.expired += 1
                     self.counts.died -= 1  # `_end` counts it as well
-                    self._end(instance_id, f"it was not used for {self.limits.idle_s:g} s")
+                    self._end(instance, f"it was not used for {self.limits.idle_s:g} s")
 
     async def _exit_of(self, instance: _Instance) -> str:
         if (exited := self._exits.get(instance.number)) is None:

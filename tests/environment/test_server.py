@@ -241,6 +241,28 @@ def test_a_client_that_leaves_in_the_middle_of_a_step_can_still_release() -> Non
     serve(scene)
 
 
+def test_an_id_that_is_used_again_is_another_instance() -> None:
+    """The first one's end, which is noticed late, is not the second one's."""
+
+    async def scene(server: EnvironmentServer) -> None:
+        for _ in range(5):
+            first = lease(server)
+            await asyncio.to_thread(first.open)
+            (old,) = server.instances._open.values()
+            hanging = asyncio.create_task(first.astep("hang"))
+            await until(old.turn.locked)
+            await server.instances.release("e")
+            await server.instances.create("e", {"task_id": "t"})
+            await asyncio.wait([hanging])
+            assert isinstance(hanging.exception(), EnvironmentUnavailableError)
+            async with old.turn:
+                pass
+            assert await server.instances.ask("e", {"do": "step", "action": "one"})
+            await server.instances.release("e")
+
+    serve(scene)
+
+
 def test_when_the_clean_process_dies_there_is_another() -> None:
     async def scene(server: EnvironmentServer) -> None:
         env = lease(server, "before")
