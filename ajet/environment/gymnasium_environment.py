@@ -22,6 +22,7 @@ MAX_DIGITS = 18
 MAX_REPLY = 100_000
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _MARK = re.compile(r"action\s*[:=]\s*", re.IGNORECASE)
+_FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class SpaceError(ValueError):
@@ -101,8 +102,10 @@ def fitting_action(space: Any, reply: str, names: Mapping[str, int]) -> Any:
 
 
 def marked_action(reply: str) -> str:
-    """The text after the last "Action:" in a reply, or else the whole reply."""
-    return _MARK.split(reply[-MAX_REPLY:])[-1].strip().strip("`").strip()
+    """The text after the last "Action:" in a reply, or else the whole reply; without the fence around it."""
+    text = _MARK.split(reply[-MAX_REPLY:])[-1].strip()
+    fenced = _FENCED.fullmatch(text)
+    return (fenced[1] if fenced else text).strip().strip("`").strip()
 
 
 def _named(text: str, names: Mapping[str, int]) -> int:

@@ -34,6 +34,7 @@ from ajet.schema.task import Task
 from ajet.system.http_client import HttpClient, HttpFailure
 from ajet.system.json_schemas import SchemaRefused, breach, on_loop
 
+ANY_KIND = "a JSON value"
 OURS_TO_FILL = ("metadata",)
 """Fields that a server adds to every action, and an agent has nothing to say about."""
 
@@ -66,9 +67,9 @@ def read_action(schema: Mapping[str, Any], reply: str) -> dict[str, Any]:
         raise SpaceError("the reply is empty")
     fields = action_fields(schema)
     value = _object(text)
-    if value is None and len(fields) == 1:
+    if len(fields) == 1:
         ((name, field),) = fields.items()
-        value = {name: text if _kind(field) == "text" else _parsed(text)}
+        value = _only_field(name, _kind(field), text, value)
     if value is None:
         raise SpaceError(f"{text[:60]!r} is not a JSON object")
     try:
@@ -78,6 +79,17 @@ def read_action(schema: Mapping[str, Any], reply: str) -> dict[str, Any]:
     if found is not None:
         raise SpaceError(found.message[:200])
     return value
+
+
+def _only_field(name: str, kind: str, text: str, value: dict[str, Any] | None) -> dict[str, Any]:
+    """The action of one field: `value`, or what stands for the field's value, which may have an object in it."""
+    if value is not None and (name in value or not value):
+        return value
+    if kind == "text":
+        return {name: text} if value is None or not (text.startswith("{") and text.endswith("}")) else value
+    if value is None:
+        return {name: _parsed(text)}
+    return {name: value} if kind == ANY_KIND else value
 
 
 def _object(text: str) -> dict[str, Any] | None:
@@ -100,7 +112,7 @@ def _required(schema: Mapping[str, Any]) -> list[str]:
 
 def _kind(field: Any) -> str:
     kinds = {"string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false"}
-    return kinds.get(str(field.get("type")), "a JSON value") if isinstance(field, dict) else "a JSON value"
+    return kinds.get(str(field.get("type")), ANY_KIND) if isinstance(field, dict) else ANY_KIND
 
 
 CONNECT_S = 10.0

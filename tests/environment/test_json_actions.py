@@ -32,6 +32,20 @@ def test_one_field_is_answered_by_its_value() -> None:
     assert read_action(SAY, "Action: hello there") == {"text": "hello there"}
 
 
+def test_a_text_may_have_an_object_in_it_and_a_fence_around_it() -> None:
+    code = 'print({"a": 1})'
+    assert read_action(SAY, code) == {"text": code}
+    assert read_action(SAY, f"Action:\n```python\n{code}\n```") == {"text": code}
+    assert read_action(SAY, 'Action: `{"text": "hello"}`') == {"text": "hello"}
+    assert read_action(MOVE, '```json\n{"x": 1.5, "how": "run"}\n```') == {"x": 1.5, "how": "run"}
+
+
+def test_the_value_of_the_only_field_may_be_an_object() -> None:
+    place = {"type": "object", "properties": {"place": {"type": "object"}}, "required": ["place"]}
+    assert read_action(place, 'Action: {"row": 1}') == {"place": {"row": 1}}
+    assert read_action(place, '{"place": {"row": 1}}') == {"place": {"row": 1}}
+
+
 def test_several_fields_are_an_object() -> None:
     words = describe_action(MOVE)
     assert words.startswith("a JSON object of this JSON schema: ") and "metadata" not in words
@@ -45,6 +59,7 @@ def test_several_fields_are_an_object() -> None:
         (GUESS, "seven", "'seven' is not of type 'integer'"),
         (GUESS, "12", "12 is greater than the maximum of 9"),
         (GUESS, '{"nomber": 3}', "nomber"),
+        (SAY, '{"txet": "hello"}', "'text' is a required property"),
         (MOVE, "go", "'go' is not a JSON object"),
         (MOVE, '{"x": 1}', "'how' is a required property"),
         (MOVE, '{"x": 1, "how": "fly"}', "'fly' is not one of"),
