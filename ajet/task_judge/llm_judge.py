@@ -214,7 +214,7 @@ class Grader:
         number = {"type": "integer", "minimum": 1, "maximum": count}
         ranking = {"type": "array", "items": number, "minItems": count, "maxItems": count, "uniqueItems": True}
         said = await self._ask(self.listwise.fill({**values, "answers": shown}), _object("ranking", ranking), vote)
-        places = {order[number - 1]: place for place, number in enumerate(said["ranking"])}
+        places = {order[int(number) - 1]: place for place, number in enumerate(said["ranking"])}  # JSON: 2.0 is one
         return places, str(said.get("reason", ""))
 
     async def _ask(self, question: str, schema: dict[str, Any], vote: int) -> Any:

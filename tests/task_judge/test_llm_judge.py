@@ -114,10 +114,11 @@ def test_a_group_is_ranked_without_favouring_a_place(tmp_path: Path) -> None:
         assert sorted(each.reward for each in rewards(config, *(episode(text) for text in "abcd")))[::3] == [0, 1]
 
 
-def test_a_ranking_gives_each_answer_its_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [int, float])
+def test_a_ranking_gives_each_answer_its_place(tmp_path: Path, number: type) -> None:
     def longest_first(question: str) -> str:
         shown = dict(re.findall(r'<answer number="(\d+)">\n(.*?)\n</answer>', question))
-        return json.dumps({"ranking": sorted(map(int, shown), key=lambda number: -len(shown[str(number)]))})
+        return json.dumps({"ranking": sorted(map(number, shown), key=lambda place: -len(shown[str(int(place))]))})
 
     with helper(longest_first) as server:
         config = configured(tmp_path, server.url, task_judge__llm_judge={"mode": "listwise"})
