@@ -129,6 +129,7 @@ class Toolset:
         try:
             parsed = parse_arguments(arguments)
             entry.check(parsed)
+            parsed = _in_whole_numbers(parsed, entry.tool.parameters)
         except ValueError as error:
             return _failed(f"{name} was not called: {error}\nExpected: {signature_line(entry.tool)}")
         try:
@@ -238,6 +239,18 @@ def parse_arguments(arguments: str | dict[str, Any]) -> Arguments:
     if not isinstance(parsed, dict):
         raise ValueError(f"the arguments must be a JSON object, not {_json_type(parsed)}")
     return parsed
+
+
+def _in_whole_numbers(value: Any, schema: Any) -> Any:
+    """With an integer where the schema wants one: in JSON, `2.0` is one, too."""
+    if not isinstance(schema, dict):
+        return value
+    if isinstance(value, dict):
+        known = schema.get("properties") or {}
+        return {name: _in_whole_numbers(inner, known.get(name)) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_in_whole_numbers(inner, schema.get("items")) for inner in value]
+    return int(value) if isinstance(value, float) and schema.get("type") == "integer" else value
 
 
 def _integer(digits: str) -> int:

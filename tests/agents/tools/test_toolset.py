@@ -58,6 +58,18 @@ def test_a_call_is_answered() -> None:
     assert result.success and result.output == "ababab" and result.metrics["seconds"] >= 0
 
 
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    class Lines(Raw):
+        async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+            return ToolResult(json.dumps(arguments))
+
+    lines, whole = Lines(None), {"type": "integer"}
+    named = {"first": whole, "span": {"type": "array", "items": whole}, "zoom": {"type": "number"}}
+    lines.parameters["properties"] = named
+    said = answer(lines, '{"first": 2.0, "span": [1.0, 3], "zoom": 1.0}')
+    assert said.output == '{"first": 2, "span": [1, 3], "zoom": 1.0}'
+
+
 def test_schemas_are_openais() -> None:
     async def schemas() -> list[dict[str, Any]]:
         async with Toolset([repeat, Finish()]) as toolset:
