@@ -381,6 +381,7 @@ def test_tools_that_are_no_list(tools: Any) -> None:
         ({"problem_statement": "Repair it"}, "Repair it"),
         ({"messages": [{"role": "user", "content": "Hi"}]}, "Hi"),
         ([{"role": "system", "content": "Now."}, {"role": "user", "content": "Hi"}], "Hi"),
+        ([{"role": "system", "content": [{"type": "text", "text": "Now."}]}, {"role": "user", "content": "Hi"}], "Hi"),
     ],
 )
 def test_prompts(prompt: Any, text: str) -> None:
@@ -388,6 +389,7 @@ def test_prompts(prompt: Any, text: str) -> None:
     run(ReActAgent(system_prompt="Be brief."), model, prompt)
     assert model.requests[0]["messages"][-1]["content"] == text
     assert [message["role"] for message in model.requests[0]["messages"]] == ["system", "user"]
+    assert model.requests[0]["messages"][0]["content"] in ("Be brief.", "Be brief.\n\nNow.")
 
 
 @pytest.mark.parametrize("prompt", [{"answer": "42"}, [], 7, [{"content": "no role"}]])
