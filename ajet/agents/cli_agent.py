@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from ajet.agents.model_function import joined_text
 from ajet.agents.reply_format import prompt_messages
 from ajet.agents.run import AgentSettingsError
 from ajet.agents.task_tests import NO_BYTECODE, Verdict, bring_files, judge_by_tests, said
@@ -308,7 +309,8 @@ class CliAgent:
 
     def _values(self, task: Any, sandbox: Sandbox, model: ModelAddress, home: str, task_id: str) -> dict[str, str]:
         """The values of all placeholders."""
-        texts = [self.system_prompt or "", *(str(message.get("content") or "") for message in prompt_messages(task))]
+        given = (joined_text(message.get("content")) for message in prompt_messages(task))
+        texts = [self.system_prompt or "", *(str(text or "") for text in given)]
         return {
             PROMPT: "\n\n".join(filter(None, texts)),
             "base_url": model.base_url,

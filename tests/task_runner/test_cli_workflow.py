@@ -81,7 +81,8 @@ def test_an_episode(wrapper: str) -> None:
 def test_what_is_filled_in() -> None:
     shows = 'cat "$HOME/c.toml"; echo $URL; echo {prompt} {task_id} {unknown}; pwd; echo $MARK >&2'
     command = f"python3 -c '{ASK}ask(\"x\")'; {shows}"
-    task = Task(task_id="t7", main_query="it's {api_key} $HOME; `id`", metadata={"answer": "1"})
+    asked = {"role": "user", "content": [{"type": "text", "text": "it's {api_key} $HOME; `id`"}]}
+    task = Task(task_id="t7", init_messages=[asked], metadata={"answer": "1"})
     files = {"~/c.toml": 'url = "{base_url}" {model} {"a": {}}\n'}
     given = {"files": files, "env": {"URL": "{anthropic_url}"}, "setup": "echo $URL > seen; export MARK=1"}
     episode = run(command, task, model_name="gpt-5", **given)
