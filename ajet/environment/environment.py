@@ -107,7 +107,8 @@ def action_message(action: Action) -> dict[str, Any]:
     if not isinstance(action, dict):
         return {"role": "assistant", "content": json.dumps(action, default=str)}
     message = {"role": "assistant", **action}
-    message["content"] = _content_text(message.get("content"))
+    said = _texts(message.get("content"))
+    message["content"] = said[0] if said else ""  # as with AgentJet, of several parts the first
     return message
 
 
@@ -131,9 +132,9 @@ def observation_text(observation: Observation) -> str:
     if isinstance(observation, str):
         return observation
     if _is_message(observation):
-        return _content_text(observation.get("content"))
+        return "\n".join(_texts(observation.get("content")))
     if isinstance(observation, list) and observation and all(_is_message(item) for item in observation):
-        return "\n\n".join(_content_text(item.get("content")) for item in observation)
+        return "\n\n".join(map(observation_text, observation))
     return json.dumps(observation, ensure_ascii=False, default=str)
 
 
@@ -141,14 +142,14 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str)
 
 
-def _content_text(content: Any) -> str:
-    """A message's content as text: of a list of parts, the first text."""
-    if isinstance(content, str):
-        return content
+def _texts(content: Any) -> list[str]:
+    """The texts of a message's content."""
     if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
-        return texts[0] or "" if texts else ""
-    return "" if content is None else json.dumps(content, ensure_ascii=False, default=str)
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        return [text for text in parts if isinstance(text, str)]
+    if content is None or isinstance(content, str):
+        return [content or ""]
+    return [json.dumps(content, ensure_ascii=False, default=str)]
 
 
 KEY = "ajet.rollout.environment"

@@ -40,7 +40,7 @@ class EnvironmentWorld:
         seen = observation_messages(environment.observation)
         # a task without messages of its own has been given the observation already
         said = list(task.init_messages) == seen
-        self.beginning = "" if said else "\n\n".join(filter(None, (str(each.get("content") or "") for each in seen)))
+        self.beginning = "" if said else "\n\n".join(filter(None, map(observation_text, seen)))
 
     @classmethod
     async def of(cls, environment: LeasedEnvironment, task: Task) -> EnvironmentWorld:

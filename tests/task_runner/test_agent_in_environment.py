@@ -39,7 +39,8 @@ class Shop(Environment):
 
     def reset(self, task):
         self.seen = 0
-        return "Buy tea."
+        parts = [{"type": "text", "text": text} for text in ("Look around.", "Buy tea.")]
+        return {"role": "user", "content": parts}
 
     def step(self, action):
         calls = action.get("tool_calls") or []
@@ -115,7 +116,7 @@ def test_a_task_with_words_of_its_own_is_told_before_the_observation(tmp_path: P
     task = Task(task_id="t", main_query="", init_messages=messages)
     episode = run([asks(("buy", {"item": "tea"}))], {"type": "react"}, f"{tmp_path}/shop.py->Shop", task)
     prompt = [message["content"] for message in episode.tree.calls[0].new_messages]
-    assert prompt[-2:] == ["You are thrifty.", "Buy tea."]
+    assert prompt[-2:] == ["You are thrifty.", "Look around.\nBuy tea."]
 
 
 def test_an_environment_that_raises_is_no_tool_that_failed(tmp_path: Path) -> None:
