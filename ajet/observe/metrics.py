@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -250,17 +251,23 @@ class MlflowSink:
         found = self._client.get_experiment_by_name(run.project)
         experiment = found.experiment_id if found else self._client.create_experiment(run.project)
         self._run_id = self._client.create_run(experiment, run_name=run.name).info.run_id
-        parameters = [entities.Param(key, str(value)[:500]) for key, value in flatten(run.config)]
+        parameters = [entities.Param(_mlflow_name(key), str(value)[:500]) for key, value in flatten(run.config)]
         for start in range(0, len(parameters), _PARAMETERS_PER_REQUEST):
             self._client.log_batch(self._run_id, params=parameters[start : start + _PARAMETERS_PER_REQUEST])
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         now = int(time.time() * 1000)
-        entries = [self._metric(name.replace("@", "_at_"), value, now, step) for name, value in metrics.items()]
+        entries = [self._metric(_mlflow_name(name), value, now, step) for name, value in metrics.items()]
         self._client.log_batch(self._run_id, metrics=entries)
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
+
+
+def _mlflow_name(name: str) -> str:
+    """As MLflow allows it: it would refuse the whole request for one name."""
+    parts = re.sub(r"[^\w .:/-]", "_", name.replace("@", "_at_")).split("/")
+    return "/".join(part for part in parts if part.strip(".")) or "_"
 
 
 def make_tracker(name: str, config: Any, folder: Path, masker: Masker) -> MetricsSink:

@@ -150,11 +150,12 @@ def test_installed_trackers_write_into_the_folder_and_learn_no_secret(
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("SWANLAB_MODE", "local")
-    config = Config.model_validate({"service": {"api_key": "canary-77b1e2"}})
+    config = Config.model_validate({"service": {"api_key": "canary-77b1e2", "+odd (key)": 1}})
     sink = make_tracker(name, config, tmp_path, Masker(config.model_dump(mode="json")))
     assert isinstance(sink, BackgroundSink)
-    sink.log(1, {"reward/mean": 0.5, "success/pass@4": 1.0})
+    sink.log(1, {"reward/mean": 0.5, "success/pass@4": 1.0, "user/a+b": 1.0, "user//c": float("nan")})
     sink._close_seconds = 120.0
     sink.close()
+    assert not sink._waiting, "no name is refused"
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and not any(b"canary-77b1e2" in path.read_bytes() for path in files)
