@@ -274,7 +274,7 @@ class HttpConnection(HttpToolsProtocol):
             await cycle.flow.drain()
         if cycle.disconnected:
             return
-        data = _as_bytes(answer, cycle.scope["method"], cycle.keep_alive)
+        data = _as_bytes(answer, cycle.scope["method"], cycle.keep_alive and not self._closes_after)
         cycle.waiting_for_100_continue = False
         cycle.response_started = cycle.response_complete = True
         cycle.transport.write(data)
@@ -285,10 +285,15 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self.serving = None
-        last = not self.pipeline
+        closes = self._closes_after
         super().on_response_complete()
-        if last and (self._ended or self._in_body):
+        if closes:
             self._linger()
+
+    @property
+    def _closes_after(self) -> bool:
+        """Whether the answer is the last one: its client must know, or it sends its next request in vain."""
+        return not self.pipeline and (self._ended or self._in_body)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Answer, after the requests that came before, and read no more from this client."""

@@ -159,6 +159,25 @@ def test_slow_clients_are_cut_while_honest_ones_are_served() -> None:
 # ---------------------------------------------------------------- bodies
 
 
+def test_who_is_refused_before_its_body_came_is_told_that_the_connection_ends() -> None:
+    async def run() -> None:
+        async with serving() as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request_bytes("POST", "/", "wrong", BODY)[:-2])
+            refused = await asyncio.wait_for(read_reply(reader), 10)
+            assert (refused.status, refused.headers.get("connection")) == (401, "close")
+            writer.close()
+            assert "connection" not in (await send(port, request_bytes("POST", "/", KEY, BODY))).headers
+            # what comes after the answer ends the connection as well
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request_bytes("POST", "/", KEY, BODY) + b"NONSENSE\r\n\r\n")
+            said = (await asyncio.wait_for(reader.read(), 10)).decode()
+            assert said.count("HTTP/1.1 200") == 1 and "connection: close" in said
+            writer.close()
+
+    asyncio.run(run())
+
+
 def test_a_client_that_goes_while_it_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
