@@ -28,6 +28,7 @@ import httpx
 log = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""A reply of 100,000 tokens with their ids and 20 likeliest alternatives each takes about as much."""
 _CHUNK = 65_536
 SILENT_S = 30.0
 """After how many seconds without a byte a server is named for which requests wait."""
@@ -207,9 +208,6 @@ def _left(until: float) -> float:
 
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
-
-
-"""A reply of 100,000 tokens with their ids and 20 likeliest alternatives each takes about as much."""
 
 
 class AnswerTooLargeError(Exception):
