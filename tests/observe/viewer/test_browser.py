@@ -614,6 +614,18 @@ DIFFERENCES_OF_TEXTS = """async (script) => {
 }"""
 
 
+def test_a_duration_is_rounded_as_a_whole(viewer: Viewer, open_page: Open) -> None:
+    page = open_page(viewer)
+    said = page.evaluate(DURATIONS, page.locator("script[src*=keys]").get_attribute("src"))
+    assert said == ["9.9 s", "10 s", "1 min 00 s", "2 min 00 s", "1 h 00 min", "2 h 13 min"]
+
+
+DURATIONS = """async (script) => {
+  const { seconds } = await import(script.replace("keys.js", "common.js"));
+  return [9.94, 9.96, 59.7, 119.7, 3599.8, 8000].map(seconds);
+}"""
+
+
 @pytest.mark.slow
 def test_notes_are_written_and_read(tmp_path: Path, experiments: Path, open_page: Open, shoot: Shoot) -> None:
     shutil.copytree(experiments / EXPERIMENT, tmp_path / EXPERIMENT)

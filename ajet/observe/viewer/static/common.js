@@ -70,10 +70,11 @@ export const short = (value) => number(value, 3);
 export const signed = (value) => value === null || value === undefined ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "") + number(Math.abs(value), 3);
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
-  if (value < 10) return `${value.toFixed(1)} s`;
-  if (value < 60) return `${Math.round(value)} s`;
-  if (value < 3600) return `${Math.floor(value / 60)} min ${String(Math.round(value % 60)).padStart(2, "0")} s`;
-  return `${Math.floor(value / 3600)} h ${String(Math.floor(value % 3600 / 60)).padStart(2, "0")} min`;
+  if (value < 9.95) return `${value.toFixed(1)} s`;
+  const whole = Math.round(value);
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${String(whole % 60).padStart(2, "0")} s`;
+  return `${Math.floor(whole / 3600)} h ${String(Math.floor(whole % 3600 / 60)).padStart(2, "0")} min`;
 }
 export function ago(time) {
   if (!time) return "–";

@@ -28,10 +28,10 @@ export class List {
     const values = this.query();
     setUrl(values);
     const wrong = this.about.numbers.find((key) => values[key] && !Number.isFinite(Number(values[key])));
+    this.table.classList.toggle("busy", !wrong);
     if (wrong) { this.total = 0; this.show([]); $("none").textContent = `“${values[wrong]}” is not a number.`; return; }
     const parameters = new URLSearchParams(Object.entries({ ...this.about.outgoing(values), limit: LIMIT }).filter(([, value]) => value !== ""));
     $("csv").href = `${this.about.api}.csv?${parameters}`;
-    this.table.classList.add("busy");
     try {
       const page = await fetchJson(`${this.about.api}?${parameters}`, { signal: this.request.signal });
       this.total = page.total;
