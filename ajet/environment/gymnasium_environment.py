@@ -21,7 +21,7 @@ DIGITS = 4
 MAX_DIGITS = 18
 MAX_REPLY = 100_000
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-_MARK = re.compile(r"action\s*[:=]\s*", re.IGNORECASE)
+_MARK = re.compile(r"action\s*:\s*", re.IGNORECASE)
 _FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -102,8 +102,12 @@ def fitting_action(space: Any, reply: str, names: Mapping[str, int]) -> Any:
 
 
 def marked_action(reply: str) -> str:
-    """The text after the last "Action:" in a reply, or else the whole reply; without the fence around it."""
-    text = _MARK.split(reply[-MAX_REPLY:])[-1].strip()
+    """The text after the last "Action:" in a reply, or else the whole reply; without the fence around it. In a fence,
+    as in code, the word marks nothing."""
+    text = reply[-MAX_REPLY:]
+    fences = [found.span() for found in _FENCED.finditer(text)]
+    marks = [mark.end() for mark in _MARK.finditer(text) if not any(a < mark.start() < b for a, b in fences)]
+    text = text[marks[-1] if marks else 0 :].strip()
     fenced = _FENCED.fullmatch(text)
     return (fenced[1] if fenced else text).strip().strip("`").strip()
 

@@ -37,6 +37,9 @@ def test_a_text_may_have_an_object_in_it_and_a_fence_around_it() -> None:
     assert read_action(SAY, code) == {"text": code}
     assert read_action(SAY, f"Action:\n```python\n{code}\n```") == {"text": code}
     assert read_action(SAY, 'Action: `{"text": "hello"}`') == {"text": "hello"}
+    steps = "# action: go\naction = 3\nstep(action)"
+    assert read_action(SAY, f"Action:\n```python\n{steps}\n```") == {"text": steps}
+    assert read_action(SAY, "action = 3") == {"text": "action = 3"}
     assert read_action(MOVE, '```json\n{"x": 1.5, "how": "run"}\n```') == {"x": 1.5, "how": "run"}
 
 
