@@ -19,7 +19,7 @@ function draw() {
 
 function finding({ level, text, link, change, episodes }) {
   const shown = episodes.map((id, index) => el("a", { href: pageOf(name, "episode", id) }, `Episode ${index + 1}`));
-  const links = [link ? el("a", { href: page(link) }, "Show") : null, ...shown].flatMap((one) => [" ", one]);
+  const links = [link ? el("a", { href: page(link) }, "Show") : null, ...shown].filter(Boolean).flatMap((one, index) => [index ? " · " : " ", one]);
   return el("li", { class: level }, appendText(el("span"), text), links, change ? appendText(el("div", { class: "muted" }), `Change: ${change}`) : null);
 }
 
