@@ -139,14 +139,18 @@ class ServiceClient:
         encoded = json.dumps(encodable_values(body), default=str).encode()
         began = time.monotonic()
         until = began + (timeout_s or self._timeout_s)
+        busy: EnvironmentFault | None = None
         while True:
             again_until = until
             try:
                 answer = self._http.request("POST", endpoint, encoded, max(0.001, until - time.monotonic()))
                 if answer.status not in BUSY:
                     return self._read(endpoint, answer)
-                failure: EnvironmentFault = self._unavailable(endpoint, f"is busy: {_detail(answer)}")
+                busy = self._unavailable(endpoint, f"is busy: {_detail(answer)}")
+                failure: EnvironmentFault = busy
             except HttpFailure as error:
+                if busy is not None and error.timed_out:  # a last try had what little time was left
+                    raise busy from None
                 failure = self._failure(endpoint, error, timeout_s or self._timeout_s)
                 again_until = min(until, began + (RELEASE_GONE_S if endpoint == "/release" else GONE_S))
                 if error.sent and endpoint not in REPEATABLE:

@@ -133,18 +133,21 @@ async function ofGroup(group) {
   setUrl({ group: "" });
 }
 
+let turns = 0;
 async function load() {
+  const turn = ++turns; // an answer that comes after another attempt was chosen is not shown
   delete $("differences-page").dataset.ready;
   try {
     if (url.has("group") && !sides[0].id) await ofGroup(url.get("group"));
     const missing = sides.find((side) => !side.id);
     if (missing) throw new Error(`The address names no episode ${missing.key}: it needs ?a=…&b=…, or ?group=…`);
     const views = await Promise.all(sides.map((side) => fetchJson(`${apiOf(name)}/episode/${encodeURIComponent(side.id)}`)));
-    sides.forEach((side, index) => { side.view = views[index]; });
     if (!attempts.length) attempts = (await fetchJson(`${apiOf(name)}/task/${encodeURIComponent(views[0].episode.task_id)}`)).attempts;
+    if (turn !== turns) return;
+    sides.forEach((side, index) => { side.view = views[index]; });
     $("query").replaceChildren(); appendText($("query"), views[0].query || views[0].episode.task_id); $("query").dir = "auto";
     show();
-  } catch (error) { $("verdict").textContent = error.message; }
+  } catch (error) { if (turn === turns) $("verdict").textContent = error.message; }
   $("differences-page").dataset.ready = "1";
 }
 
