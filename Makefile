@@ -60,10 +60,10 @@ audit: env  ## look up what constraints/lock.txt pins among the published adviso
 demo: env  ## train an agent on a tiny model, on this machine's CPU, from start to end
 	$(BIN)/ajet --conf configs/quickstart.yaml --fresh
 
-# tests wait for processes and deadlines: three at a time keep two cores busy
 test: env  ## run the tests that take less than two seconds each, in parallel
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
+# they wait for processes and deadlines much of the time: three of them keep two cores busy
 test-slow: env  ## run the other tests: whole runs, kills, deadlines, a browser
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow
 
