@@ -42,6 +42,8 @@ end of an episode. An instance that isn't released expires."""
 RELEASE_GONE_S = 1.0
 PAUSE_S = (0.1, 0.5)
 """Bounds of the random pause before a repetition."""
+LAST_TRY_S = 1.0
+"""A try with less time than this, after the server was busy, tells nothing if it gets no answer: it is busy still."""
 BUSY = (429, 503)
 """Refused without being tried: the server is at its limit."""
 GONE = 410
@@ -141,15 +143,15 @@ class ServiceClient:
         until = began + (timeout_s or self._timeout_s)
         busy: EnvironmentFault | None = None
         while True:
-            again_until = until
+            again_until, left = until, max(0.001, until - time.monotonic())
             try:
-                answer = self._http.request("POST", endpoint, encoded, max(0.001, until - time.monotonic()))
+                answer = self._http.request("POST", endpoint, encoded, left)
                 if answer.status not in BUSY:
                     return self._read(endpoint, answer)
                 busy = self._unavailable(endpoint, f"is busy: {_detail(answer)}")
                 failure: EnvironmentFault = busy
             except HttpFailure as error:
-                if busy is not None and error.timed_out:  # a last try had what little time was left
+                if busy is not None and error.timed_out and left < LAST_TRY_S:
                     raise busy from None
                 failure = self._failure(endpoint, error, timeout_s or self._timeout_s)
                 again_until = min(until, began + (RELEASE_GONE_S if endpoint == "/release" else GONE_S))

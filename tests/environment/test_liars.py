@@ -119,6 +119,13 @@ def test_a_service_that_is_always_busy_ends_at_the_deadline() -> None:
         ServiceClient(url, timeout_s=0.8).step("e", {})
 
 
+def test_a_step_that_hangs_is_no_busy_service() -> None:
+    busy = http({"detail": "all in use"}, "503 Service Unavailable")
+    with liar(busy) as (url, _), pytest.raises(EnvironmentFault, match="no answer within") as caught:
+        ServiceClient(url, timeout_s=1.7).step("e", {})
+    assert not isinstance(caught.value, EnvironmentUnavailableError), "its action may be the cause"
+
+
 @pytest.mark.parametrize("drip_s", [0.0, 0.05])
 def test_hanging_and_dripping_end_at_the_deadline(drip_s: float) -> None:
     with (
