@@ -49,7 +49,7 @@ from ajet.store.wire import (
     as_json,
 )
 from ajet.system.http_client import AnswerTooLargeError, BoundedClient
-from ajet.system.http_messages import PREFIX, is_loopback
+from ajet.system.http_messages import PREFIX
 
 T = TypeVar("T")
 
@@ -111,7 +111,6 @@ class StoreClient(RolloutStore):
             timeout=REQUEST_S,
             max_answer_bytes=MAX_ANSWER_BYTES,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
-            trust_env=not is_loopback(parts.hostname or ""),  # a proxy can't reach this machine's loopback
         )
 
     async def aclose(self) -> None:

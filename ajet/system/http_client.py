@@ -214,13 +214,17 @@ class AnswerTooLargeError(Exception):
     """A server's answer is larger than allowed, or compressed although that was not asked for."""
 
 
+_WITHOUT_PROXY = dict.fromkeys(("all://127.0.0.1", "all://localhost", "all://[::1]"))
+"""No proxy that the environment names can reach this machine's loopback."""
+
+
 class BoundedClient(httpx.AsyncClient):
     """As `httpx.AsyncClient`. Reading an answer larger than `max_answer_bytes` raises AnswerTooLargeError."""
 
     def __init__(
         self, *arguments: Any, max_answer_bytes: int = MAX_ANSWER_BYTES, if_silent: str = "", **options: Any
     ) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, mounts=_WITHOUT_PROXY, **options)
         self._if_silent = if_silent
         self.headers["accept-encoding"] = "identity"
         self._max_answer_bytes = max_answer_bytes

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,9 @@ import torch
 
 from ajet.engine.base import Engine
 from ajet.engine.model_source import LOADING, ModelSource
-from ajet.engine.torch.commands import TorchEngineSettings
+from ajet.engine.torch.commands import Outbox, Pause, ThreadCommand, Ticket, TorchEngineSettings
 from ajet.engine.torch.engine import JOIN_SECONDS, TorchEngine
+from ajet.engine.torch.worker import EngineThread
 from ajet.schema.chat import GenerateRequest, Sampling, TokenChunk
 from ajet.schema.errors import (
     ConfigError,
@@ -361,6 +363,76 @@ def test_running_out_of_memory_shrinks_the_batch_and_goes_on(monkeypatch: pytest
     asyncio.run(engine.aclose())
 
 
+@pytest.mark.parametrize("where", ["draw_tokens", "storage"])
+def test_a_step_that_ran_out_of_memory_half_way_loses_no_request(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    from ajet.engine.torch import kv_cache, worker
+
+    engine = TorchEngine(SOURCE, TorchEngineSettings(max_model_len=256, max_num_seqs=16))
+    asyncio.run(engine.ready())
+    module, name = (worker, "draw_tokens") if where == "draw_tokens" else (kv_cache, "Slab")
+    whole, calls = getattr(module, name), [0]
+
+    def short_of_memory(*given: object, **named: object) -> object:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return whole(*given, **named)
+
+    monkeypatch.setattr(module, name, short_of_memory)
+    rng = random.Random(6)
+    asked = [request(random_prompt(rng, 40), max_tokens=150, ignore_eos=True, deadline_s=60) for _ in range(8)]
+    replies = ask_all(engine, asked)
+    assert calls[0] > 1
+    for prompt, reply in zip(asked, replies, strict=True):
+        assert len(reply.token_ids) == 150
+        own = forward_logprobs(engine.model, prompt.prompt_ids, reply.token_ids)
+        assert reply.logprobs == pytest.approx(own, abs=1e-4)
+    asyncio.run(engine.aclose())
+
+
+def test_a_receiver_that_raises_fails_its_own_request_alone(engine: TorchEngine) -> None:
+    def broken(chunk: TokenChunk) -> None:
+        raise ValueError("half a tool call")
+
+    async def scenario() -> list[object]:
+        each = request(PROMPT, max_tokens=20, ignore_eos=True)
+        calls = [engine.generate(each), engine.generate(each, broken), engine.generate(each)]
+        async with asyncio.timeout(60):
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    first, failed, last = asyncio.run(scenario())
+    assert isinstance(failed, ValueError)
+    assert [len(reply.token_ids) for reply in (first, last)] == [20, 20]  # type: ignore[attr-defined]
+
+
+def test_who_asks_and_goes_away_does_not_end_the_engine(engine: TorchEngine) -> None:
+    """A pause and a command that are cancelled before the engine's thread comes to them."""
+    held, reached = threading.Event(), threading.Event()
+    asked: list[Pause | ThreadCommand] = [Pause(), ThreadCommand(lambda worker: None)]
+
+    def hold(worker: EngineThread) -> None:
+        reached.set()
+        held.wait(60)
+
+    first = ThreadCommand(hold)
+    for each in (first, *asked):
+        engine._inbox.put(each)
+    reached.wait(60)
+    assert all(each.done.cancel() for each in asked)
+    held.set()
+    first.done.result(60)
+    assert len(ask(engine, PROMPT, max_tokens=5, ignore_eos=True).token_ids) == 5
+
+
+def test_a_loop_that_closes_just_before_its_reply_is_delivered_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.new_event_loop()
+    outbox = Outbox()
+    outbox.fail(Ticket(request(PROMPT), loop, loop.create_future(), None), EngineError("lost"))
+    loop.close()
+    monkeypatch.setattr(loop, "is_closed", lambda: False)  # it was open a moment ago
+    outbox.flush()
+
+
 def test_a_model_that_keeps_failing_ends_the_engine_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     from ajet.engine.torch.runner import Runner
 
@@ -481,7 +553,7 @@ def test_a_thousand_random_requests_leave_nothing_behind() -> None:
 THREADS = """
 import asyncio, os
 from ajet.engine.torch.engine import TorchEngine
-from ajet.engine.torch.commands import TorchEngineSettings
+from ajet.engine.torch.commands import Outbox, Pause, ThreadCommand, Ticket, TorchEngineSettings
 from support.torch_helpers import ask, request
 
 def threads():

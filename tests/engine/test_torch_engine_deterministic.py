@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -75,3 +76,20 @@ def test_it_is_still_exact(engines: list[TorchEngine]) -> None:
     for reply in replies:
         expected = forward_logprobs(engines[0].model, prompt, reply.token_ids)
         assert reply.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_conversation_that_fills_the_memory_goes_on() -> None:
+    """There is no room for its second turn beside its first, which is then dropped, not in the way."""
+    rng = random.Random(7)
+    roomy = TorchEngineSettings(max_model_len=512, max_num_seqs=2, deterministic=True)
+    narrow = replace(roomy, kv_cache_gb=600 * 1024 / 1e9)
+    prompt, end = random_prompt(rng, 300), random_prompt(rng, 20)
+
+    def two_turns(settings: TorchEngineSettings) -> list[Completion]:
+        engine = TorchEngine("tiny:qwen2", settings)
+        first = ask(engine, prompt, seed=1, max_tokens=40, ignore_eos=True)
+        second = ask(engine, prompt + first.token_ids + end, seed=2, max_tokens=40, ignore_eos=True)
+        asyncio.run(engine.aclose())
+        return [first, second]
+
+    assert bits(two_turns(narrow)) == bits(two_turns(roomy))

@@ -157,6 +157,22 @@ def test_it_draws_streams_and_stops_its_processes(tmp_path: Path) -> None:
     assert "listening" in (tmp_path / "vllm-0.log").read_text()
 
 
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "ALL_PROXY"])
+def test_no_proxy_is_asked_for_a_server_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for each in (f"{one}_proxy" for one in ("no", "http", "all")):
+        monkeypatch.delenv(each, raising=False)
+        monkeypatch.delenv(each.upper(), raising=False)
+    monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens there
+
+    async def scenario() -> Completion:
+        engine = new_engine(tmp_path)
+        reply = await engine.generate(asked())
+        await engine.aclose()
+        return reply
+
+    assert asyncio.run(scenario()).token_ids == [7, 8, 9]
+
+
 def test_an_episode_stays_on_one_replica_and_episodes_spread(tmp_path: Path) -> None:
     engine = new_engine(tmp_path, replicas=3)
     homes = [engine._replica_of(f"episode-{index}") for index in range(30)]
@@ -281,6 +297,22 @@ def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(EngineError):
             await engine.generate(asked(666))
         await until(lambda: engine._dead is not None)
+        with pytest.raises(EngineError, match=r"vllm-0\.log"):
+            await engine.generate(asked())
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_watch_that_ends_leaves_nobody_waiting(tmp_path: Path) -> None:
+    """The log is gone that says why the server died."""
+
+    async def scenario() -> None:
+        engine = new_engine(tmp_path)
+        await engine.ready()
+        (tmp_path / "vllm-0.log").unlink()
+        with pytest.raises(EngineError):
+            await engine.generate(asked(666))
         with pytest.raises(EngineError, match=r"vllm-0\.log"):
             await engine.generate(asked())
         await engine.aclose()

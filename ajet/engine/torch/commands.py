@@ -1,16 +1,20 @@
-"""The settings of the embedded engine's thread, and the requests and commands that it gets through its inbox."""
+"""The settings of the embedded engine's thread, the requests and commands that it gets through its inbox, and the
+`Outbox` of its answers."""
 
 from __future__ import annotations
 
 import asyncio
 import queue
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ajet.engine.base import OnTokens
-from ajet.schema.chat import Completion, GenerateRequest
+from ajet.schema.chat import Completion, GenerateRequest, TokenChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +106,53 @@ class Close:
 
 Message = SubmitRequest | CancelReply | ThreadCommand | Pause | Resume | Close
 Inbox = queue.SimpleQueue[Message]
+
+
+def is_awaited(done: Future[Any]) -> bool:
+    """Whether the one who asked still waits for the answer. If so, it can't leave any more."""
+    return done.set_running_or_notify_cancel()
+
+
+class Outbox:
+    """Collects a step's results, and delivers them in one call per event loop."""
+
+    def __init__(self) -> None:
+        self._calls: defaultdict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = defaultdict(list)
+
+    def tokens(self, ticket: Ticket, token: int, logprob: float) -> None:
+        if ticket.on_tokens is not None:
+            self.chunk(ticket, TokenChunk([token], [logprob]))
+
+    def chunk(self, ticket: Ticket, chunk: TokenChunk) -> None:
+        if ticket.on_tokens is not None:
+            self._calls[ticket.loop].append(partial(_stream, ticket.on_tokens, chunk, ticket.answer))
+
+    def complete(self, ticket: Ticket, completion: Completion) -> None:
+        answer = ticket.answer
+        self._calls[ticket.loop].append(lambda: None if answer.done() else answer.set_result(completion))
+
+    def fail(self, ticket: Ticket, error: Exception) -> None:
+        answer = ticket.answer
+        self._calls[ticket.loop].append(lambda: None if answer.done() else answer.set_exception(error))
+
+    def flush(self) -> None:
+        """Deliver everything. A closed loop is skipped, as nothing waits there."""
+        for loop, calls in self._calls.items():
+            with suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(_run_all, calls)
+        self._calls.clear()
+
+
+def _stream(on_tokens: OnTokens, chunk: TokenChunk, answer: asyncio.Future[Completion]) -> None:
+    """Pass new tokens on. If the receiver raises, its request has failed, and no other."""
+    if answer.done():
+        return
+    try:
+        on_tokens(chunk)
+    except Exception as error:  # noqa: BLE001 - the caller gets it
+        answer.set_exception(error)
+
+
+def _run_all(calls: list[Callable[[], None]]) -> None:
+    for call in calls:
+        call()

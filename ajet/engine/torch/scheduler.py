@@ -179,13 +179,16 @@ class Scheduler:
                 self.cache.register(job.sequence)
 
     def shrink(self) -> bool:
-        """Memory is short: drop what is idle, halve the step and the batch. False if there was nothing to give up."""
+        """Memory is short: drop what is idle, halve the step and the batch. False if there was nothing to give up.
+
+        All replies in flight start over: nobody knows how far a step came that ran out of memory.
+        """
         could = bool(self.cache) or self.tokens_per_step > SMALLEST_STEP or len(self.running) > 1
         while (oldest := self.cache.oldest()) is not None:
             self._drop(oldest)
         self.tokens_per_step = max(SMALLEST_STEP, self.tokens_per_step // 2)
         self.max_running = max(1, len(self.running) // 2)
-        while len(self.running) > self.max_running:
+        while self.running:
             self._preempt(self.running[-1])
         return could
 
@@ -193,18 +196,20 @@ class Scheduler:
 
     def _admit(self) -> None:
         held: list[Job] = []
-        while self.waiting and len(self.running) < self.max_running:
-            job = self.waiting.popleft()
-            if self._is_held(job):
-                held.append(job)
-            elif not self._start(job):
-                self.waiting.appendleft(job)
-                if not self.running:
-                    self.waiting.remove(job)
-                    self.waiting.extendleft(reversed(held))
+        try:
+            while self.waiting and len(self.running) < self.max_running:
+                job = self.waiting[0]  # it waits on if its storage can't be made
+                if self._is_held(job):
+                    held.append(self.waiting.popleft())
+                elif self._start(job):
+                    self.waiting.popleft()
+                elif self.running:
+                    break
+                else:
+                    self.waiting.popleft()
                     raise DoesNotFitError(job)
-                break
-        self.waiting.extendleft(reversed(held))
+        finally:
+            self.waiting.extendleft(reversed(held))
 
     def _is_held(self, job: Job) -> bool:
         """Whether another job is computing a prefix that this one needs."""
@@ -247,6 +252,10 @@ class Scheduler:
                 self.cache.touch(source)
             elif source is not None and idle:
                 sequence.kv = self._take_over(source)  # no room for a copy
+            elif source is not None and self.cache.is_idle(source):
+                self._drop(source)  # deterministic mode wants storage of full length
+                shared = 0
+                sequence.kv = self._find_room(self._first_capacity(job), besides=None)
         if sequence.kv is None:
             return False
         sequence.computed = shared

@@ -7,12 +7,10 @@ with that error.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import random
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +25,19 @@ from ajet.engine.torch.commands import (
     Close,
     Inbox,
     Message,
+    Outbox,
     Pause,
     Resume,
     SubmitRequest,
     ThreadCommand,
     Ticket,
     TorchEngineSettings,
+    is_awaited,
 )
 from ajet.engine.torch.kv_cache import STATES, KVPool, Sequence
 from ajet.engine.torch.runner import DrawState, Runner, Work, draw_tokens
 from ajet.engine.torch.scheduler import CHUNK, DoesNotFitError, Job, Scheduler, Step
-from ajet.schema.chat import Completion, TokenChunk
+from ajet.schema.chat import Completion
 from ajet.schema.errors import EngineError, ModelCallError
 
 if TYPE_CHECKING:
@@ -136,12 +136,12 @@ class EngineThread:
                 job = self.jobs.pop(ticket, None)
                 if job is not None:
                     self.scheduler.release(job)
-            case ThreadCommand(action, done):
+            case ThreadCommand(action, done) if is_awaited(done):
                 try:
                     done.set_result(action(self))
                 except Exception as error:  # noqa: BLE001 - the caller gets it
                     done.set_exception(error)
-            case Pause():
+            case Pause(done) if is_awaited(done):
                 self.paused = True
                 self.pauses.append(message)
             case Resume():
@@ -204,7 +204,7 @@ class EngineThread:
             match self.inbox.get():
                 case SubmitRequest(ticket):
                     self.outbox.fail(ticket, error)
-                case ThreadCommand(_, done) | Pause(done):
+                case ThreadCommand(_, done) | Pause(done) if is_awaited(done):
                     done.set_exception(error)
         for pause in self.pauses:
             pause.done.set_exception(error)
@@ -302,42 +302,6 @@ class EngineThread:
             "kv_bytes": pool.bytes(pool.used_tokens),
             "preemptions": scheduler.preemptions,
         }
-
-
-class Outbox:
-    """Collects a step's results, and delivers them in one call per event loop."""
-
-    def __init__(self) -> None:
-        self._calls: defaultdict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = defaultdict(list)
-
-    def tokens(self, ticket: Ticket, token: int, logprob: float) -> None:
-        if ticket.on_tokens is not None:
-            self.chunk(ticket, TokenChunk([token], [logprob]))
-
-    def chunk(self, ticket: Ticket, chunk: TokenChunk) -> None:
-        on_tokens = ticket.on_tokens
-        if on_tokens is not None:
-            self._calls[ticket.loop].append(lambda: None if ticket.answer.done() else on_tokens(chunk))
-
-    def complete(self, ticket: Ticket, completion: Completion) -> None:
-        answer = ticket.answer
-        self._calls[ticket.loop].append(lambda: None if answer.done() else answer.set_result(completion))
-
-    def fail(self, ticket: Ticket, error: Exception) -> None:
-        answer = ticket.answer
-        self._calls[ticket.loop].append(lambda: None if answer.done() else answer.set_exception(error))
-
-    def flush(self) -> None:
-        """Deliver everything. A closed loop is skipped, as nothing waits there."""
-        for loop, calls in self._calls.items():
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_run_all, calls)
-        self._calls.clear()
-
-
-def _run_all(calls: list[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
 
 
 def compute_alone() -> int:

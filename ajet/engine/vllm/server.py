@@ -326,8 +326,8 @@ class VllmServer:
         """Whether it answers a health check."""
         import httpx
 
-        # plain HTTP on this machine; loading certificates for it would take longer than the check
-        async with httpx.AsyncClient(timeout=self._settings.heartbeat_s, verify=False) as http:
+        # plain HTTP on this machine, which no proxy reaches; loading certificates would take longer than the check
+        async with httpx.AsyncClient(timeout=self._settings.heartbeat_s, verify=False, trust_env=False) as http:
             try:
                 answer = await http.get(f"{self.base_url}/health")
             except httpx.HTTPError:

@@ -292,9 +292,9 @@ class VllmServerEngine:
             self._look.clear()
             try:
                 await asyncio.gather(*(self._check(replica) for replica in self._replicas))
-            except AjetError as error:
-                self._dead = error if isinstance(error, EngineError) else EngineError(str(error))
-                log.error("giving up on the vLLM engine: %s", error)
+            except Exception as error:  # whatever ends the watch, those who wait must learn of it
+                self._dead = error if isinstance(error, EngineError) else EngineError(str(error) or repr(error))
+                log.error("giving up on the vLLM engine: %s", error, exc_info=not isinstance(error, AjetError))
                 for replica in self._replicas:
                     replica.up.set()  # nothing should wait any longer
                 return
