@@ -236,8 +236,9 @@ class Trainer:
     def _launch(self, config: Config) -> FinishedRun:
         from ajet.backbone import LaunchOptions
         from ajet.backbone.launch import LaunchArguments, launch
-        from ajet.observe.experiment import OWN_FOLDER, folder_of, read_events
+        from ajet.observe.experiment import OWN_FOLDER, folder_of
         from ajet.observe.logs import log_to_terminal
+        from ajet.observe.run_files import read_events
         from ajet.schema.errors import EXIT_INTERRUPTED
 
         log_to_terminal(quiet=self._quiet)

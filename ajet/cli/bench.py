@@ -137,7 +137,7 @@ class _Bench:
         self._run_all([self._cold_start(start) for start in starts.values() if not self._is_there(start)])
 
     def _is_there(self, start: StartingRun) -> bool:
-        from ajet.observe.experiment import read_events
+        from ajet.observe.run_files import read_events
 
         events = read_events(self.runs / start.name / "events.jsonl")
         return bool(events) and events[-1].get("status") == "completed"

@@ -104,7 +104,7 @@ class Stages:
 
 
 def _is_complete(folder: Path) -> bool:
-    from ajet.observe.experiment import read_events
+    from ajet.observe.run_files import read_events
 
     events = read_events(folder / "events.jsonl")
     return bool(events) and events[-1].get("event") == "ended" and events[-1].get("status") == "completed"

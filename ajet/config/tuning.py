@@ -267,7 +267,7 @@ class TrainerCommonConfig(Section):
     logger: Annotated[list[TrackerName], OneOrMore] = ["console"]
     """Where metrics go besides `metrics.jsonl`, as a name or a list; `path/file.py->Class` is your own sink."""
     checkpoint_base_dir: str | None = None
-    """Folder for checkpoints instead of the experiment's own."""
+    """Folder for checkpoints instead of the experiment's own, which then has a link to them."""
     save_trajectory_as_json_file: bool = False
     """Also write each episode as a JSON file."""
     gpu: Count | None = None

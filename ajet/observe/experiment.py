@@ -28,7 +28,7 @@ import yaml
 
 from ajet.observe.logs import FileLog, Masker
 from ajet.observe.metrics import MetricsSink, flatten, make_sinks, rewind_metrics
-from ajet.observe.run_files import LineFile, open_text, read_regular, whole_record
+from ajet.observe.run_files import LineFile, read_regular
 from ajet.schema.errors import UserError
 from ajet.system.processes import output_of
 
@@ -167,6 +167,7 @@ class ExperimentFolder:
         self.metrics: MetricsSink = make_sinks(config, path, masker, with_trackers=with_trackers)
         self._log = FileLog(path / "run.log", masker)
         self._earlier: EarlierRun | None = None
+        self.fresh = False
         self.resumed = False
         """The folder holds an earlier start of this run."""
         self.has_results = False
@@ -232,7 +233,7 @@ class ExperimentFolder:
         changes = _changes(path / "config.resolved.yaml", masked, defaults) if has_results else {}
         (path / "config.resolved.yaml").write_text(yaml.safe_dump(masked, sort_keys=False, allow_unicode=True), "utf-8")
         folder = cls(path, config, masker, lock, with_trackers=backbone != "debug")
-        folder._earlier = earlier
+        folder._earlier, folder.fresh = earlier, fresh
         folder.resumed, folder.has_results = resumed, has_results
         environment = run_environment() | ({JUDGE: judge} if judge else {})
         if has_results and judge and (before := _judge_before(path)) and judge != before:
@@ -251,6 +252,24 @@ class ExperimentFolder:
     def checkpoints(self) -> Path:
         """Holds the `step_N/` folders."""
         return self.path / "checkpoints"
+
+    def keep_checkpoints_in(self, base: str | None) -> None:
+        """Make `checkpoints` a link to a folder of its own there. A run that goes on keeps its place."""
+        link = self.checkpoints
+        if self.fresh and link.is_symlink():
+            link.unlink()
+        if not link.is_symlink() and (base is None or link.exists()):
+            return
+        folder = link.readlink() if link.is_symlink() else Path(str(base)).expanduser().absolute() / self.name
+        if self.fresh and folder.exists():  # an earlier run's
+            folder = _aside(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(folder, target_is_directory=True)
+        except OSError as error:
+            key = "ajet.trainer_common.checkpoint_base_dir"
+            raise ExperimentPlaceError(f"{key}: {folder} can't be made ({error.strerror}): name another") from error
 
     @property
     def hf(self) -> Path:
@@ -308,14 +327,6 @@ class ExperimentFolder:
             self.close("interrupted")
         else:
             self.close("failed", error=f"{type(error).__name__}: {error}")
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events in a file, without a last line that is still being written."""
-    if not path.exists():
-        return []
-    with open_text(path) as file:
-        return [event for line in file if (event := whole_record(line)) is not None]
 
 
 def read_environment(path: Path) -> dict[str, str]:

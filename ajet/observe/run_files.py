@@ -1,8 +1,9 @@
 """Files of a run's folder: they outlive a kill and a full disk, and are read with care, as a folder can be anybody's.
 
 A `LineFile` grows by whole lines; what could not be written is written later. A line that a kill or a full disk cut off
-stays alone: the next one begins on a line of its own. `whole_record` reads one. `Notes`, what people wrote about a run
-and its episodes, is replaced as a whole, so it is never half written; writers of several processes wait for each other.
+stays alone: the next one begins on a line of its own. `whole_record` reads one, `read_events` all events of a run.
+`Notes`, what people wrote about a run and its episodes, is replaced as a whole, so it is never half written; writers of
+several processes wait for each other.
 """
 
 from __future__ import annotations
@@ -121,6 +122,14 @@ def whole_record(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) else None
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The events in a file, without a last line that is still being written."""
+    if not path.exists():
+        return []
+    with open_text(path) as file:
+        return [event for line in file if (event := whole_record(line)) is not None]
 
 
 def unreadable_lines(path: Path) -> list[int]:

@@ -127,7 +127,7 @@ class CheckpointFolder:
         for path in folders[self.keep :]:
             if path != best:
                 (path / MARKER).unlink()  # first: a half-removed folder must not look complete
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)  # what somebody still reads is swept away later
 
     def _sweep(self) -> None:
         """Remove what earlier processes left half-written."""

@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from ajet.config import Config
-from ajet.observe.experiment import ExperimentBusyError, ExperimentFolder, is_running, read_events
+from ajet.observe.experiment import ExperimentBusyError, ExperimentFolder, ExperimentPlaceError, is_running
 from ajet.observe.metrics import read_metrics
+from ajet.observe.run_files import read_events
 
 CANARY = "canary-3f9a1c77d2"
 
@@ -103,6 +104,37 @@ def test_fresh_keeps_the_former_run_aside(tmp_path: Path) -> None:
         assert read_metrics(folder.path / "metrics.jsonl") == []
     former = [path for path in tmp_path.iterdir() if path != folder.path]
     assert len(former) == 1 and len(read_metrics(former[0] / "metrics.jsonl")) == 1
+
+
+def test_checkpoints_elsewhere_are_those_of_their_run(tmp_path: Path) -> None:
+    """A link leads to them: the same run goes on there, `--fresh` begins beside them, and a folder that is gone is made
+    again."""
+    base = tmp_path / "large disk"
+
+    def opened(*, fresh: bool = False) -> Path:
+        with ExperimentFolder.open(config(), exp_dir=tmp_path / "runs", fresh=fresh) as folder:
+            folder.keep_checkpoints_in(str(base))
+            return folder.checkpoints.resolve()
+
+    first = opened()
+    assert first == base / "run"
+    (first / "step_1").mkdir()
+    assert opened() == first
+    second = opened(fresh=True)
+    assert second.parent == base and second != first and not list(second.iterdir())
+    aside = next(each for each in (tmp_path / "runs").iterdir() if each.name != "run")
+    assert (aside / "checkpoints" / "step_1").is_dir()
+    second.rmdir()
+    assert opened() == second and second.is_dir()
+
+
+def test_a_place_for_checkpoints_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        ExperimentFolder.open(config(), exp_dir=tmp_path / "runs") as folder,
+        pytest.raises(ExperimentPlaceError, match=r"checkpoint_base_dir: .*Not a directory"),
+    ):
+        folder.keep_checkpoints_in(str(tmp_path / "file"))
 
 
 def test_debug_runs_have_their_own_folder(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ import pytest
 
 from ajet.config import Config
 from ajet.observe.episode_store import EpisodeStore
-from ajet.observe.experiment import ExperimentFolder, read_events
+from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics, rewind_metrics
 from ajet.observe.recorder import EpisodeRecorder
+from ajet.observe.run_files import read_events
 from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Ledger
 from ajet.trainer.checkpoint import CheckpointFolder
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet.observe.experiment import read_events
 from ajet.observe.metrics import read_metrics
-from ajet.observe.run_files import Notes, UnreadableFileError, open_regular, read_regular
+from ajet.observe.run_files import Notes, UnreadableFileError, open_regular, read_events, read_regular
 
 FILES = ("config.resolved.yaml", "environment.json", "events.jsonl", "metrics.jsonl", "notes.json", "episodes.sqlite")
 

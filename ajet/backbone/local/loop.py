@@ -70,6 +70,7 @@ class LocalRun:
         self.config = config
         self.experiment = experiment
         self.common = config.ajet.trainer_common
+        experiment.keep_checkpoints_in(self.common.checkpoint_base_dir)
         self.outside = config.ajet.task_runner.wrapper_type == "outside"
         self.imitates = self.common.algorithm.policy_loss == "sft"
         self.from_file = imitates_a_file(config)
@@ -81,11 +82,8 @@ class LocalRun:
         self.recorder = EpisodeRecorder(
             experiment.episodes, RecorderSettings.from_config(config), masker=experiment.masker
         )
-        base = self.common.checkpoint_base_dir
         self.checkpoints = CheckpointFolder(
-            Path(base) / experiment.name if base else experiment.checkpoints,
-            keep=self.common.keep_checkpoints,
-            keep_best=self.common.keep_best,
+            experiment.checkpoints, keep=self.common.keep_checkpoints, keep_best=self.common.keep_best
         )
         self.placement = place(config, visible_gpus)
         self.helper = HelperMeter(config)
@@ -400,7 +398,9 @@ class LocalRun:
     def _checkpoint_to_resume(self) -> Checkpoint | None:
         if self.common.resume == "never":
             return None
-        return self.checkpoints.newest() if self.common.resume == "auto" else load(Path(self.common.resume))
+        if self.common.resume == "auto":
+            return self.checkpoints.newest()
+        return load(Path(self.common.resume).expanduser())
 
     def _refuse_if_complete(self, done: int) -> None:
         if done and done >= self.total and not self.common.val_only:

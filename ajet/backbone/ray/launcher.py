@@ -208,8 +208,8 @@ def prepare(
     tasks, validates = read_training_tasks(reader), bool(read_validation_tasks(reader))
     if common.val_only and not validates:
         raise ConfigError("ajet.trainer_common.val_only: this config has no validation tasks, see ajet.task_reader")
-    base = common.checkpoint_base_dir
-    checkpoints = (Path(base).expanduser() / experiment.name if base else experiment.checkpoints).resolve()
+    experiment.keep_checkpoints_in(common.checkpoint_base_dir)
+    checkpoints = experiment.checkpoints.resolve()
     steps = training_steps(config, len(tasks))
     resumed = adapter.newest_step(config, checkpoints) if common.resume != "never" else None
     if resumed is not None and resumed >= steps and not common.val_only:

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import yaml
 
 from ajet.observe.episode_store import EpisodeStore
-from ajet.observe.experiment import JUDGE, is_running, read_environment, read_events
+from ajet.observe.experiment import JUDGE, is_running, read_environment
 from ajet.observe.metrics import flatten
 from ajet.observe.run_evidence import Figures, RunEvidence
-from ajet.observe.run_files import Note, Notes, open_regular, read_regular, unreadable_lines
+from ajet.observe.run_files import Note, Notes, open_regular, read_events, read_regular, unreadable_lines
 from ajet.observe.running_total import USED, RunningTotal
 from ajet.observe.viewer.candidates import PromptHistory
 from ajet.observe.viewer.series import MetricsReader, Shown

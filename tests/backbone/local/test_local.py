@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from ajet.backbone import LaunchOptions
 from ajet.backbone.local import run
 from ajet.cli.main import main
+from ajet.cli.targets import weights_folder
 from ajet.config.loader import load_config
 from ajet.context_tracker import ContextTracker
 from ajet.engine.model_source import ModelSource
@@ -103,6 +104,18 @@ def test_a_model_without_pad_token_trains(tmp_path: Path) -> None:
     assert [step["train/grad_norm"] for step in steps] == [
         step["train/grad_norm"] for step in read_metrics(other / "metrics.jsonl")
     ]
+
+
+@pytest.mark.slow
+def test_a_fresh_run_does_not_resume_from_checkpoints_that_lie_elsewhere(tmp_path: Path) -> None:
+    place = {"ajet.trainer_common.checkpoint_base_dir": tmp_path / "elsewhere"}
+    code, experiment = train(tmp_path, **place)
+    assert code == 0 and (experiment / "hf").resolve() == tmp_path / "elsewhere" / "job" / "step_2" / "hf"
+    first = weights_hash(experiment)
+    code, experiment = train(tmp_path, fresh=True, **place)
+    assert code == 0 and len(read_metrics(experiment / "metrics.jsonl")) == 2
+    assert weights_hash(experiment) == first
+    assert weights_folder(experiment, best=True).parent.parent.parent == experiment
 
 
 def stable(experiment: Path) -> list[dict[str, Any]]:
