@@ -22,7 +22,7 @@ from ajet.backbone.metrics import episode_metrics, is_success, played
 from ajet.context_tracker import describe_reasons
 from ajet.observe.progress_state import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.schema.chat import Message
+from ajet.schema.chat import Message, plain_text
 from ajet.schema.episode import ROOT, Call, Episode
 from ajet.schema.errors import condensed
 from ajet.schema.printable import printable
@@ -140,9 +140,9 @@ class EpisodeView(View):
         self._message(call.reply, "")
 
     def _message(self, message: Message, style: str) -> None:
-        if text := message_text(message.get("reasoning_content")):
+        if text := plain_text(message.get("reasoning_content")):
             self._line(f"     (thinks) {shortened(text)}", "dim")
-        text = message_text(message.get("content"))
+        text = plain_text(message.get("content"))
         speaker = "" if message.get("role") == "assistant" else f"{message.get('role')}: "
         if text or not message.get("tool_calls"):
             self._line(f"     {speaker}{shortened(text)}", style)
@@ -200,9 +200,9 @@ def _history(call: Call, calls: list[Call]) -> list[Message]:
 
 
 def _alike(one: Message, other: Message) -> bool:
-    return (one.get("role"), message_text(one.get("content")).strip()) == (
+    return (one.get("role"), plain_text(one.get("content")).strip()) == (
         other.get("role"),
-        message_text(other.get("content")).strip(),
+        plain_text(other.get("content")).strip(),
     )
 
 
@@ -254,13 +254,6 @@ def tool_calls(message: Message) -> Iterator[tuple[str, str]]:
         function = call.get("function") or {}
         arguments = function.get("arguments")
         yield str(function.get("name")), arguments if isinstance(arguments, str) else json.dumps(arguments)
-
-
-def message_text(content: Any) -> str:
-    """A message's text, in whichever form it is given."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return "" if content is None else str(content)
 
 
 def shortened(text: str, limit: int = TEXT_CHARS) -> str:

@@ -238,6 +238,14 @@ PREFIXES = ("chatcmpl-", "msg_", "cmpl-", "resp_")
 """The prefix that each protocol adds to a call's id."""
 
 
+def plain_text(content: Any) -> str:
+    """The text of a message's content, whatever else is in it: of a list of parts, their texts, a line break between."""
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        return "\n".join(text for text in texts if isinstance(text, str))
+    return "" if content is None else str(content)
+
+
 def bare_call_id(response_id: str | None) -> str | None:
     """The call id inside a response's id, whatever the protocol."""
     if not response_id:

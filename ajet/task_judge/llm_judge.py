@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.schema.chat import Message
+from ajet.schema.chat import Message, plain_text
 from ajet.schema.errors import ConfigError, JudgeFault
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import GroupJudge, JudgedEpisode, Judgement, Later
@@ -97,7 +97,7 @@ def conversation(judged: JudgedEpisode) -> str:
     lines: list[str] = []
     for call in judged.calls:
         for message in (*call.messages, {**call.reply, "role": f"assistant ({call.agent})"}):
-            said = as_text(message.get("content") or "")
+            said = plain_text(message.get("content"))
             for tool_call in message.get("tool_calls") or []:
                 said += f"\n[calls {json.dumps(tool_call.get('function', tool_call), ensure_ascii=False)}]"
             lines.append(f"{message.get('role', 'assistant')}: {said.strip()}")
@@ -121,7 +121,7 @@ def _field(values: Mapping[str, Any], field: str, where: str, key: str) -> Any:
 def _last_user_message(messages: list[dict[str, Any]]) -> str:
     for message in reversed(messages):
         if message.get("role") == "user":
-            return as_text(message.get("content") or "")
+            return plain_text(message.get("content"))
     return ""
 
 

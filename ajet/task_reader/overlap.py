@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ajet.schema.chat import plain_text
 from ajet.schema.task import Task
 
 GRAM = 8
@@ -79,7 +80,7 @@ def overlap_lines(
 
 
 def _words(task: Task) -> list[str]:
-    said = [task.main_query, *(str(message.get("content") or "") for message in task.init_messages)]
+    said = [task.main_query, *(plain_text(message.get("content")) for message in task.init_messages)]
     return _WORD.findall(" ".join(dict.fromkeys(said)).casefold())
 
 

@@ -248,7 +248,8 @@ def _first(texts: list[str | None]) -> str | None:
 
 
 def _number(value: Any) -> int:
-    return int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()) else 0
+    decimal = isinstance(value, str) and value.isdecimal() and len(value) < 40
+    return int(value) if isinstance(value, int) or decimal else 0
 
 
 def _otlp_attributes(span: dict[str, Any]) -> dict[str, Any]:

@@ -78,6 +78,17 @@ def test_a_prompt_of_ones_own(tmp_path: Path) -> None:
     )
 
 
+def test_messages_in_parts_are_shown_as_their_text(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "40 + 2?"}]
+    task = Task(task_id="t", init_messages=[{"role": "user", "content": parts}])
+    calls = [JudgedCall("solver", [{"role": "user", "content": parts}], {"role": "assistant", "content": "42"})]
+    judged = JudgedEpisode(WorkflowTask(task=task), WorkflowOutput(), calls)
+    with helper(lambda _: '{"score": 5}') as server:
+        rewards(configured(tmp_path, server.url, task_judge__llm_judge={"prompt": "{query} | {conversation}"}), judged)
+        asked = server.seen[0][1]["messages"][0]["content"]
+    assert asked.startswith("What is\n40 + 2? | user: What is\n40 + 2?\n\nassistant (solver): 42")
+
+
 def test_without_a_reported_answer_the_last_reply_is_judged(tmp_path: Path) -> None:
     with helper(lambda _: '{"score": 5}') as server:
         rewards(configured(tmp_path, server.url), episode(None))

@@ -35,6 +35,14 @@ def test_the_same_text_is_found_whatever_its_form() -> None:
     assert found(training, validation) == [("v-1", "t-1", True), ("v-4", "t-2", True)]
 
 
+def test_a_message_in_parts_is_its_text() -> None:
+    def task(name: str, content: object) -> Task:
+        return Task(task_id=name, init_messages=[{"role": "user", "content": content}])
+
+    in_parts = [{"type": "text", "text": "What is 3 + 4?"}]
+    assert found([task("a", "What is 3 + 4?")], [task("v", in_parts)]) == [("v", "a", True)]
+
+
 def test_near_duplicates_share_most_of_their_passages() -> None:
     changed = STORY.replace("in all?", "by Tuesday?")
     other = "A farmer has seventeen sheep and nine goats, and wants to know how many legs stand on her meadow tonight."

@@ -115,12 +115,13 @@ def test_a_message_that_repeats_a_mark_is_read_in_no_time(tmp_path: Path) -> Non
     assert time.process_time() - began < 10  # seconds; it was hours
 
 
-def test_half_a_character_and_an_odd_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("time", ["²", "9" * 5000])
+def test_half_a_character_and_an_odd_time(tmp_path: Path, caplog: pytest.LogCaptureFixture, time: str) -> None:
     half, whole = (
         span("1", "invoke_agent a", 1, input=said("user", f"q{end}?"), output=said("assistant", "r"))
         for end in ("\ud83d", "")
     )
-    (tmp_path / "a.json").write_text(json.dumps(otlp({**whole, "startTimeUnixNano": "²"})))
+    (tmp_path / "a.json").write_text(json.dumps(otlp({**whole, "startTimeUnixNano": time})))
     (tmp_path / "b.json").write_text(json.dumps(otlp(half)))
     studio(tmp_path / "c.db", printed("\ud83d", "r"), {"input.kwargs.msg": 3})
     assert [found.query for found in exchanges(tmp_path)] == ["q?"]

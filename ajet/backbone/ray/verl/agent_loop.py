@@ -27,6 +27,7 @@ from ajet.context_tracker import Renderer, TrackerSettings
 from ajet.context_tracker.samples import episode_samples
 from ajet.engine.model_source import ModelSource
 from ajet.gateway.chat import EpisodeSession
+from ajet.schema.chat import plain_text
 from ajet.schema.episode import Episode, Sample
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -154,7 +155,7 @@ def host_config(block: Any, rollout: Any, model: str, reward: str) -> Config:
 def task_of(row: Mapping[str, Any]) -> Task:
     """A row of verl's data set as a task: its prompt; as metadata, `extra_info`, and the ground truth as `answer`."""
     messages = [dict(message) for message in row["raw_prompt"]]
-    asked = [str(message.get("content") or "") for message in messages if message.get("role") == "user"]
+    asked = [plain_text(message.get("content")) for message in messages if message.get("role") == "user"]
     metadata = dict(row.get("extra_info") or {})
     truth = (row.get("reward_model") or {}).get("ground_truth")
     if truth is not None:
