@@ -239,7 +239,7 @@ PREFIXES = ("chatcmpl-", "msg_", "cmpl-", "resp_")
 
 
 def plain_text(content: Any) -> str:
-    """The text of a message's content, whatever else is in it: of a list of parts, their texts, a line break between."""
+    """The text of a message's content, whatever else is in it: of several parts, their texts, a line break between."""
     if isinstance(content, list):
         texts = [part.get("text") if isinstance(part, dict) else part for part in content]
         return "\n".join(text for text in texts if isinstance(text, str))
