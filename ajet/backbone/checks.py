@@ -62,6 +62,12 @@ def recipe(config: Config) -> str | None:
     return recipe_line(config.ajet, named)
 
 
+def starts_over(config: Config) -> bool:
+    """Whether the config itself asks to put an earlier run in the folder aside, as `--fresh` does."""
+    common = config.ajet.trainer_common
+    return config.ajet.backbone in TRAINING and common.resume == "never" and not common.val_only
+
+
 def formulas(config: Config) -> tuple[str, str]:
     """What the loss and the estimator are called: one of our names, or where your own is."""
     algorithm = config.ajet.trainer_common.algorithm

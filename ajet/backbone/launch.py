@@ -325,7 +325,7 @@ def _last_error() -> Iterator[_LastError]:
 
 def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: RunBackbone) -> int:
     """Open the experiment folder, run, and close it. Nothing that was started outlives this."""
-    from ajet.backbone.checks import check_start, recipe
+    from ajet.backbone.checks import check_start, recipe, starts_over
     from ajet.config.effects import notes
     from ajet.observe.experiment import ExperimentFolder, folder_of, typed
     from ajet.observe.logs import ONLY_TO_FILE
@@ -339,7 +339,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
         experiment = ExperimentFolder.open(
             config,
             exp_dir=arguments.exp_dir,
-            fresh=arguments.fresh,
+            fresh=arguments.fresh or starts_over(config),
             source_yaml=config.yaml_path,
             backbone=config.ajet.backbone or DEFAULT_BACKBONE,
             judge=scored_by(config),

@@ -261,7 +261,8 @@ class TrainerCommonConfig(Section):
     keep_best: bool = True
     """Also keep the checkpoint with the best mean validation return."""
     resume: str = "auto"
-    """`auto`: from the newest checkpoint of this experiment; `never`; or a checkpoint's folder."""
+    """`auto`: from the newest checkpoint of this experiment; `never`: start over, as with `--fresh`; or a checkpoint's
+    folder."""
     seed: Count = 0
     """Seed of the trainer."""
     logger: Annotated[list[TrackerName], OneOrMore] = ["console"]

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import platform
+import shlex
 import shutil
 import sys
 import threading
@@ -372,7 +373,7 @@ def folder_of(config: Any, exp_dir: str | Path | None, source_yaml: Path | None)
 
 def typed(path: Path) -> str:
     """An experiment as the user may type it: its name, if it is where commands look for it."""
-    return path.name if path.parent == Path("saved_experiments") else str(path)
+    return shlex.quote(path.name if path.parent == Path("saved_experiments") else str(path))
 
 
 def _lock(path: Path) -> int:

@@ -108,13 +108,14 @@ class Progress:
                 state.recent_rewards.append(float(episode.reward))
             self._display.episode(state, episode)
 
-    def validation(self, metrics: dict[str, float]) -> None:
-        """A validation ended with these metrics: of the step that is about to be reported, or before all steps."""
+    def validation(self, step: int, metrics: dict[str, float]) -> None:
+        """A validation of the weights after this step ended with these metrics. The step itself may not be reported
+        yet."""
         with self._lock:
             if "val/return/mean" in metrics:
                 self.state.validation_returns.append(metrics["val/return/mean"])
                 self.state.metrics = metrics
-                self._display.validation(self.state)
+                self._display.validation(step, self.state)
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
         """A step ended with these metrics."""
@@ -179,9 +180,9 @@ class PlainDisplay(Display):
             total = f"/{state.phase_total}" if state.phase_total else ""
             self._line(f"  {state.phase} {state.phase_done}{total}")
 
-    def validation(self, state: ProgressState) -> None:
-        """Before the first step, a line of its own; later, part of its step's line."""
-        if not state.steps_this_run:
+    def validation(self, step: int, state: ProgressState) -> None:
+        """Of a step that this run doesn't report, a line of its own; else part of its step's line."""
+        if step == state.step:
             success = state.metrics.get("val/success")
             said = f"validation {number(state.validation_returns[-1])}"
             solved = f"  success {number(success)}" if success is not None else ""
@@ -234,8 +235,8 @@ class JsonDisplay(Display):
             failure=failure,
         )
 
-    def validation(self, state: ProgressState) -> None:
-        self._write(event="validation", step=state.step, metrics=state.metrics)
+    def validation(self, step: int, state: ProgressState) -> None:
+        self._write(event="validation", step=step, metrics=state.metrics)
 
     def step(self, state: ProgressState) -> None:
         self._write(event="step", step=state.step, metrics=state.metrics, total=state.spent.figures())
@@ -283,7 +284,7 @@ class NotebookDisplay(Display):
     def step(self, state: ProgressState) -> None:
         self._draw(state, now=True)
 
-    def validation(self, state: ProgressState) -> None:
+    def validation(self, step: int, state: ProgressState) -> None:
         self._draw(state, now=True)
 
     def message(self, text: str, level: str) -> None:

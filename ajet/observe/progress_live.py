@@ -180,10 +180,10 @@ class LiveDisplay(Display):
     def phase(self, state: ProgressState) -> None:
         self._state = state
 
-    def validation(self, state: ProgressState) -> None:
-        """Before the first step, a row of its own; later, part of its step's row."""
-        if not state.steps_this_run and not state.step:
-            self._row("0", state)
+    def validation(self, step: int, state: ProgressState) -> None:
+        """Of a step that this run doesn't report, a row of its own; else part of its step's row."""
+        if step == state.step:
+            self._row(str(step), state)
 
     def step(self, state: ProgressState) -> None:
         self._row(f"{state.step}/{state.total_steps}" if state.total_steps else str(state.step), state)

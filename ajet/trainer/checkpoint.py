@@ -102,6 +102,12 @@ class CheckpointFolder:
                 log.warning("%s; using the previous one", error)
         return None
 
+    def rewind(self, step: int) -> None:
+        """The run resumes after `step`: delete later checkpoints, which would be taken for its newest."""
+        for path in self._folders():
+            if step_of(path) > step:
+                _remove(path)
+
     def best(self) -> Path | None:
         """The checkpoint with the highest score; the newest of several."""
         scored = [(score, path) for path in self._folders() if (score := _score(path)) is not None]
@@ -126,8 +132,7 @@ class CheckpointFolder:
         best = self.best() if self.keep_best else None
         for path in folders[self.keep :]:
             if path != best:
-                (path / MARKER).unlink()  # first: a half-removed folder must not look complete
-                shutil.rmtree(path, ignore_errors=True)  # what somebody still reads is swept away later
+                _remove(path)
 
     def _sweep(self) -> None:
         """Remove what earlier processes left half-written."""
@@ -135,6 +140,11 @@ class CheckpointFolder:
             unsealed = step_of(path) >= 0 and not (path / MARKER).is_file()
             if path.is_dir() and (path.name.startswith(f".{PREFIX}") or unsealed):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    (path / MARKER).unlink()  # first: a half-removed folder must not look complete
+    shutil.rmtree(path, ignore_errors=True)  # what somebody still reads is swept away later
 
 
 def step_of(path: Path) -> int:

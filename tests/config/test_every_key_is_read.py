@@ -45,7 +45,7 @@ def read_on(backbone: str) -> set[str]:
     without += [module for module in sources() if module.startswith("ajet.cli.") and module != "ajet.cli.main"]
     without += [*STAND_INS, "ajet.backbone.trainer_api", "ajet.backbone.memory"]  # before a run, not in it
     if backbone in ("debug", "prompt"):
-        of_training = ("check_formulas", "formulas", "recipe")
+        of_training = ("check_formulas", "formulas", "recipe", "starts_over")
         without += [f"ajet.backbone.checks.{name}" for name in of_training]
     if backbone in ("verl", "trinity"):
         # their engines are made elsewhere

@@ -161,6 +161,25 @@ def test_a_search_has_rounds_and_says_what_is_best_so_far() -> None:
     assert "step" not in lines.getvalue() + shown
 
 
+@pytest.mark.parametrize("done", [0, 5])
+def test_a_validation_is_told_of_its_own_step(capsys: pytest.CaptureFixture[str], done: int) -> None:
+    """In a run that begins or goes on: of its start in a line of its own, of a step in that step's line."""
+    validated = {"val/return/mean": 0.25}
+    for mode in (ProgressMode.PLAIN, ProgressMode.JSON):
+        with Progress.create(mode) as progress:
+            progress.start("math", "local", total_steps=10, step=done)
+            progress.validation(done, validated)
+            progress.validation(done + 1, validated)
+            progress.step(done + 1, {**METRICS, **validated})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines if "validation 0.25" in line] == [
+        f"step {done}",
+        f"step {done + 1}/10",
+    ]
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [event["step"] for event in events if event["event"] == "validation"] == [done, done + 1]
+
+
 PANEL = """
 import sys, time
 sys.path[:0] = [{tests!r}, {tests!r} + "/observe"]
@@ -172,7 +191,7 @@ with Progress.create(ProgressMode.AUTO) as progress:
     progress.phase("load", detail="tiny:qwen2-0.3m, engine torch")
     time.sleep(0.4)
     progress.phase("validate", 4)
-    progress.validation({{"val/return/mean": 0.25}})
+    progress.validation(0, {{"val/return/mean": 0.25}})
     for step in (1, 2, 3):
         progress.phase("rollout", 2)
         progress.episode(episode(1.0))

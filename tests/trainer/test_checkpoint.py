@@ -44,6 +44,16 @@ def test_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert newest is not None and newest.state == {"step": 5, "score": 0.4}
 
 
+def test_what_comes_after_a_rewind_is_the_newest(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=2)
+    for step in (1, 2, 3):
+        folder.save(step, {}, fill)
+    folder.rewind(2)
+    assert names(tmp_path) == ["step_2"]
+    folder.save(3, {}, fill)
+    assert folder.newest() is not None and names(tmp_path) == ["step_2", "step_3"]
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -185,8 +185,7 @@ class LocalRun:
         elif self.experiment.resumed and not self.common.val_only:
             if self.experiment.has_results:
                 log.info("no checkpoint to resume from: the run begins again, and what it had recorded is dropped")
-            self.experiment.rewind(BEFORE_THE_FIRST)
-            self.recorder.rewind(BEFORE_THE_FIRST)
+            self._rewind(BEFORE_THE_FIRST)
 
     def _task_stream(self) -> TaskStream:
         reader, size = self.config.ajet.task_reader, self.config.ajet.data.train_batch_size
@@ -331,7 +330,7 @@ class LocalRun:
         self._look_for_an_end(metrics)
         if "val/return/mean" in metrics:
             self.score = (self.step, metrics["val/return/mean"])
-            self.progress.validation(metrics)
+            self.progress.validation(self.step, metrics)
         return metrics
 
     def _look_for_an_end(self, metrics: dict[str, float]) -> None:
@@ -398,9 +397,7 @@ class LocalRun:
     def _checkpoint_to_resume(self) -> Checkpoint | None:
         if self.common.resume == "never":
             return None
-        if self.common.resume == "auto":
-            return self.checkpoints.newest()
-        return load(Path(self.common.resume).expanduser())
+        return self.checkpoints.newest() if self.common.resume == "auto" else load(Path(self.common.resume))
 
     def _refuse_if_complete(self, done: int) -> None:
         if done and done >= self.total and not self.common.val_only:
@@ -422,8 +419,14 @@ class LocalRun:
         self.stream.load_state_dict(checkpoint.state["reader"])
         self.reader_state = self.stream.state_dict()
         self.step = self.saved = checkpoint.step
-        self.experiment.rewind(checkpoint.step)
-        self.recorder.rewind(checkpoint.step)
+        if not self.common.val_only:
+            self._rewind(checkpoint.step)
+
+    def _rewind(self, step: int) -> None:
+        """Drop what the folder holds of later steps: they are run again."""
+        self.experiment.rewind(step)
+        self.recorder.rewind(step)
+        self.checkpoints.rewind(step)
 
 
 def _due(step: int, every: int) -> bool:

@@ -125,7 +125,8 @@ class EpisodeCollector:
             masker=Masker(self._run.config),
             tokenizer=ModelSource.resolve(self._run.model_path).tokenizer(),
         )
-        recorder.rewind(self._run.resumed_step or 0)
+        if not self._config.ajet.trainer_common.val_only:
+            recorder.rewind(self._run.resumed_step or 0)
         return recorder
 
     def _record(

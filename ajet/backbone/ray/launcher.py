@@ -145,7 +145,7 @@ def _watch_driver(
 ) -> None:
     """Start the driver and watch it to its end. Raises if it fails."""
     scratch = prepared.scratch
-    if prepared.resumed_step is not None:
+    if prepared.resumed_step is not None and not config.ajet.trainer_common.val_only:
         experiment.rewind(prepared.resumed_step)
     with ExitStack() as stack:
         progress = stack.enter_context(Progress.create(options.progress_mode()))

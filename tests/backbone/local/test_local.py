@@ -197,6 +197,34 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path: Pat
     assert len(list(EpisodeStore(experiment / "episodes.sqlite").all())) == episodes
 
 
+@pytest.mark.slow
+def test_a_run_that_goes_on_from_an_earlier_step_leaves_no_later_one(tmp_path: Path) -> None:
+    """Its next start takes its own newest checkpoint. A validation of the earlier step takes nothing away."""
+    five = {"trainer_common.total_training_steps": 5}
+    _, experiment = train(tmp_path, **five)
+    earlier = {"trainer_common.resume": experiment / "checkpoints" / "step_3"}
+    code, _ = train(tmp_path, **five, **earlier, **{"trainer_common.val_only": "true"})
+    steps = read_metrics(experiment / "metrics.jsonl")
+    assert code == 0 and [step["step"] for step in steps] == [1, 2, 3, 4, 5] and "val/return/mean" in steps[2]
+    assert {path.name for path in (experiment / "checkpoints").iterdir()} == {"step_3", "step_4", "step_5"}
+    train(tmp_path, **earlier, **{"trainer_common.total_training_steps": 4})
+    assert {path.name for path in (experiment / "checkpoints").iterdir()} == {"step_3", "step_4"}
+    assert len(read_metrics(experiment / "metrics.jsonl")) == 4
+
+
+@pytest.mark.slow
+def test_a_config_that_never_resumes_puts_the_earlier_run_aside(tmp_path: Path) -> None:
+    yaml, _ = config_file(tmp_path)
+    command = ["--conf", str(yaml), "--exp-dir", str(tmp_path / "runs"), "trainer_common.resume=never"]
+    for _ in range(2):
+        assert main([*command, "trainer_common.save_freq=2"]) == 0
+    runs = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert len(runs) == 2 and runs[0] == "job" and runs[1].startswith("job.")
+    assert all((tmp_path / "runs" / run / "checkpoints" / "step_2" / "COMPLETE").is_file() for run in runs)
+    assert main([*command, "trainer_common.val_only=true"]) == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
 EARLY, REPLAY = "trainer_common.early_stop", "trainer_common.algorithm.replay"
 
 

@@ -87,7 +87,7 @@ class VerlAdapter:
         return [Source(MetricsTail(scratch / "verl.jsonl", from_verl), ends_step=True)]
 
     def trains(self, config: Config) -> bool:
-        return True
+        return not config.ajet.trainer_common.val_only
 
     def newest_step(self, config: Config, checkpoints: Path) -> int | None:
         """The step of the newest checkpoint, or of the one that `resume` names."""

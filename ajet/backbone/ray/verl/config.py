@@ -389,7 +389,7 @@ def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "trainer.resume_mode": {"auto": "auto", "never": "disable"}.get(common.resume, "resume_path"),
     }
     if settings["trainer.resume_mode"] == "resume_path":
-        settings["trainer.resume_from_path"] = str(Path(common.resume).expanduser().absolute())
+        settings["trainer.resume_from_path"] = str(Path(common.resume).absolute())
     return settings
 
 
