@@ -258,8 +258,9 @@ def read_trainer(trainer: Updater, checkpoint: Checkpoint) -> None:
         counts = json.loads((path / "trainer.json").read_text())
         _restore_random_states(path / "rng.safetensors")
     except (OSError, ValueError, RuntimeError, KeyError) as error:
+        why = " ".join(str(error).split("\n")[:2]).replace("\t", "")  # PyTorch names every weight
         raise CheckpointError(
-            f"checkpoint {path} does not fit this model ({error}): start over with --fresh, or set "
+            f"checkpoint {path} does not fit this model ({why}): start over with --fresh, or set "
             "trainer_common.resume to another checkpoint"
         ) from error
     trainer.updates, trainer.steps = int(counts["updates"]), int(counts["steps"])
@@ -280,7 +281,11 @@ def _read_weights(model: Any, path: Path) -> None:
     """Read weights in place, so that an engine that shares the parameters keeps sharing them."""
     from safetensors.torch import load_file
 
-    if (path / "adapter").is_dir():
+    with_adapter = (path / "adapter").is_dir()
+    if with_adapter != hasattr(model, "peft_config"):
+        now, then = ("without", "with") if with_adapter else ("with", "without")
+        raise ValueError(f"this run is {now} LoRA, the checkpoint's was {then} it")
+    if with_adapter:
         from peft import set_peft_model_state_dict
 
         set_peft_model_state_dict(model, load_file(path / "adapter" / "adapter_model.safetensors"))

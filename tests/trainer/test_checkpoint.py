@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from ajet.backbone.local.learner import with_adapters
+from ajet.config.root import LoraConfig
 from ajet.trainer.checkpoint import MARKER, CheckpointError, CheckpointFolder, load, read_trainer, write_trainer
 from ajet.trainer.loss import AdaptiveKL, LossSettings
 from ajet.trainer.optimizer import OptimSettings
@@ -277,8 +279,16 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> Non
     trainer = Updater(small_model(), SETTINGS)
     found = CheckpointFolder(tmp_path).save(1, {}, lambda path: write_trainer(trainer, None, path))
     assert found is not None
-    with pytest.raises(CheckpointError, match="step_1 does not fit"):
+    with pytest.raises(CheckpointError, match="step_1 does not fit") as refused:
         read_trainer(Updater(small_model(num_hidden_layers=1), SETTINGS), found)
+    assert len(str(refused.value)) < 600
+    adapted = Updater(with_adapters(small_model(), LoraConfig(rank=2)), SETTINGS)
+    with pytest.raises(CheckpointError, match="this run is with LoRA, the checkpoint's was without"):
+        read_trainer(adapted, found)
+    found = CheckpointFolder(tmp_path).save(2, {}, lambda path: write_trainer(adapted, None, path))
+    assert found is not None
+    with pytest.raises(CheckpointError, match="this run is without LoRA, the checkpoint's was with"):
+        read_trainer(trainer, found)
 
 
 def test_the_marker_lists_every_file(tmp_path: Path) -> None:
