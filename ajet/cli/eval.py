@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str]) -> int:
     """Returns 1 if a cell has no episode with a reward, or the last model is below `--fail-under`."""
     arguments = _parser().parse_intermixed_args(argv)
-    if arguments.checkpoint and arguments.model:
+    if len(arguments.checkpoint) + bool(arguments.model) > 1:
         raise ArgumentError("--checkpoint names one model: give it as another --model instead")
     from ajet.backbone.evaluation import BASE, play
     from ajet.config.loader import load_config
     from ajet.system.services import yaml_services
 
     config = load_config(arguments.conf, arguments.overrides, backbone="debug")  # which trains nothing, with any engine
-    models = [arguments.checkpoint] if arguments.checkpoint else arguments.model or [BASE]
+    models = arguments.checkpoint or arguments.model or [BASE]
     for what, names in (("--model", models), ("--tasks", [file.stem for file in arguments.tasks])):
         if twice := [name for name in names if names.count(name) > 1]:
             raise ArgumentError(f"{what} {twice[0]}: two have this name, and results are told apart by it")
@@ -74,7 +74,13 @@ def _parser() -> CommandParser:
         help="`base` (the config's), a run, a checkpoint, a model folder, hub id or tiny:NAME, or NAME@URL of an "
         "OpenAI-compatible server. Repeat it: each is compared with the first",
     )  # fmt: skip
-    parser.add_argument("--checkpoint", metavar="FOLDER", help="a checkpoint (step_N), or an experiment: its newest")
+    parser.add_argument(
+        "--checkpoint",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="a checkpoint (step_N), or an experiment: its newest",
+    )
     parser.add_argument("--best", action="store_true", help="of an experiment: the checkpoint with the best validation")
     parser.add_argument(
         "--tasks", action="append", default=[], type=Path, metavar="FILE",

@@ -117,7 +117,7 @@ def read_scores(file: Path, fields: Any) -> list[Scored]:
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise TaskDataError(f"--scores {file}: {error}") from None
+        raise TaskDataError(f"--scores {file}: {getattr(error, 'strerror', None) or error}") from None
     rows = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -209,6 +209,7 @@ def test_another_fingerprint_is_refused(toy: Path, capsys: pytest.CaptureFixture
         (("--model", "http://127.0.0.1/v1"), "NAME@http"),
         (("--model", "base", "--model", "base"), "two have this name"),
         (("--model", "base", "--checkpoint", "x"), "another --model"),
+        (("--checkpoint", "x", "--checkpoint", "y"), "another --model"),
         (("--out", "toy.yaml"), "is not a folder"),
     ],
 )
