@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ajet.schema.task import Task
 
 DISTRIBUTION = "agentjet"
+BEFORE_THE_FIRST = -1
+"""The step before the first: step 0 is the validation before training."""
 PASS_N = 4
 """Episodes per validation task where validation samples and nothing else is asked for."""
 

@@ -22,7 +22,7 @@ from ajet.backbone.local.learner import Learner
 from ajet.backbone.local.placement import check_gpu, place, visible_gpus
 from ajet.backbone.local.rollouts import Replay, Rollouts
 from ajet.backbone.metrics import episode_metrics, ledger_metrics, staleness, step_names
-from ajet.backbone.plan import imitates_a_file, training_steps, validates_after, validation_repeats
+from ajet.backbone.plan import BEFORE_THE_FIRST, imitates_a_file, training_steps, validates_after, validation_repeats
 from ajet.backbone.report import EXIT_NOTHING_TRAINED, EarlyStop, Hints, validation_metrics, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, taught_alone
 from ajet.engine.base import Engine, EnginePlacement
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ajet.backbone.local")
 
-BEFORE_THE_FIRST = -1
-"""The step before the first: step 0 is the validation before training."""
 BARREN_STEPS = 5
 """A run ends after this many steps in a row without a usable episode: something is wrong that training won't fix."""
 

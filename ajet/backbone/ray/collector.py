@@ -16,6 +16,7 @@ import ray
 
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.metrics import episode_metrics, step_names
+from ajet.backbone.plan import BEFORE_THE_FIRST
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.report import validation_metrics
 from ajet.context_tracker import TrackerSettings
@@ -126,7 +127,7 @@ class EpisodeCollector:
             tokenizer=ModelSource.resolve(self._run.model_path).tokenizer(),
         )
         if not self._config.ajet.trainer_common.val_only:
-            recorder.rewind(self._run.resumed_step or 0)
+            recorder.rewind(BEFORE_THE_FIRST if self._run.resumed_step is None else self._run.resumed_step)
         return recorder
 
     def _record(

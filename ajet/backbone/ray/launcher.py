@@ -21,7 +21,7 @@ import psutil
 
 from ajet.backbone import LaunchOptions, RayStart
 from ajet.backbone.failures import GapWatch
-from ajet.backbone.plan import training_steps
+from ajet.backbone.plan import BEFORE_THE_FIRST, training_steps
 from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
 from ajet.backbone.ray.payload import DriverInput, RunPayload
 from ajet.backbone.ray.start import (
@@ -145,8 +145,8 @@ def _watch_driver(
 ) -> None:
     """Start the driver and watch it to its end. Raises if it fails."""
     scratch = prepared.scratch
-    if prepared.resumed_step is not None and not config.ajet.trainer_common.val_only:
-        experiment.rewind(prepared.resumed_step)
+    if experiment.resumed and not config.ajet.trainer_common.val_only:
+        experiment.rewind(BEFORE_THE_FIRST if prepared.resumed_step is None else prepared.resumed_step)
     with ExitStack() as stack:
         progress = stack.enter_context(Progress.create(options.progress_mode()))
         progress.start(experiment.name, adapter.name, prepared.total_steps, prepared.resumed_step or 0, options.viewer)
