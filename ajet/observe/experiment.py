@@ -168,7 +168,6 @@ class ExperimentFolder:
         self.metrics: MetricsSink = make_sinks(config, path, masker, with_trackers=with_trackers)
         self._log = FileLog(path / "run.log", masker)
         self._earlier: EarlierRun | None = None
-        self.fresh = False
         self.resumed = False
         """The folder holds an earlier start of this run."""
         self.has_results = False
@@ -234,7 +233,7 @@ class ExperimentFolder:
         changes = _changes(path / "config.resolved.yaml", masked, defaults) if has_results else {}
         (path / "config.resolved.yaml").write_text(yaml.safe_dump(masked, sort_keys=False, allow_unicode=True), "utf-8")
         folder = cls(path, config, masker, lock, with_trackers=backbone != "debug")
-        folder._earlier, folder.fresh = earlier, fresh
+        folder._earlier = earlier
         folder.resumed, folder.has_results = resumed, has_results
         environment = run_environment() | ({JUDGE: judge} if judge else {})
         if has_results and judge and (before := _judge_before(path)) and judge != before:
@@ -257,16 +256,15 @@ class ExperimentFolder:
     def keep_checkpoints_in(self, base: str | None) -> None:
         """Make `checkpoints` a link to a folder of its own there. A run that goes on keeps its place."""
         link = self.checkpoints
-        if self.fresh and link.is_symlink():
-            link.unlink()
-        if not link.is_symlink() and (base is None or link.exists()):
+        is_placed = link.is_symlink()
+        if not is_placed and (base is None or link.exists()):
             return
-        folder = link.readlink() if link.is_symlink() else Path(str(base)).expanduser().absolute() / self.name
-        if self.fresh and folder.exists():  # an earlier run's
+        folder = link.readlink() if is_placed else Path(str(base)).expanduser().absolute() / self.name
+        if not is_placed and folder.exists():  # another run's
             folder = _aside(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if not link.is_symlink():
+            if not is_placed:
                 link.symlink_to(folder, target_is_directory=True)
         except OSError as error:
             key = "ajet.trainer_common.checkpoint_base_dir"

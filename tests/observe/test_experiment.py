@@ -126,6 +126,9 @@ def test_checkpoints_elsewhere_are_those_of_their_run(tmp_path: Path) -> None:
     assert (aside / "checkpoints" / "step_1").is_dir()
     second.rmdir()
     assert opened() == second and second.is_dir()
+    with ExperimentFolder.open(config(), exp_dir=tmp_path / "other runs") as folder:  # of the same name
+        folder.keep_checkpoints_in(str(base))
+        assert folder.checkpoints.resolve() not in (first, second)
 
 
 def test_a_place_for_checkpoints_that_can_not_be_made_is_named(tmp_path: Path) -> None:
