@@ -114,11 +114,15 @@ class CheckpointFolder:
         return max(scored, key=lambda pair: (pair[0], step_of(pair[1])))[1] if scored else None
 
     def point(self, link: Path, checkpoint: Checkpoint) -> None:
-        """Atomically make the symbolic link `link` point to the checkpoint's Hugging Face folder."""
-        draft = link.with_name(f".{link.name}.{os.getpid()}")
-        draft.unlink(missing_ok=True)
-        draft.symlink_to(os.path.relpath(checkpoint.path / "hf", link.parent), target_is_directory=True)
-        draft.replace(link)
+        """Atomically make the symbolic link `link` point to the checkpoint's Hugging Face folder. If the disk fails, or
+        knows no links: a warning."""
+        draft, weights = link.with_name(f".{link.name}.{os.getpid()}"), checkpoint.path / "hf"
+        try:
+            draft.unlink(missing_ok=True)
+            draft.symlink_to(os.path.relpath(weights, link.parent), target_is_directory=True)
+            draft.replace(link)
+        except OSError as error:
+            log.warning("%s can't lead to the newest weights (%s): they are in %s", link, error.strerror, weights)
 
     def _folders(self) -> list[Path]:
         """Newest first. A folder without a marker isn't a checkpoint."""

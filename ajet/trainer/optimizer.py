@@ -209,6 +209,11 @@ class MasterAdamW:
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `tensors`, once the weights are loaded. Copies that it lacks are made from them."""
+        fields = {key.rsplit("|", 1)[1] for key in tensors}
+        for bits, field in ((32, "exp_avg"), (8, "state1")):
+            if field in fields and bits != self.settings.state_bits:
+                now = self.settings.state_bits
+                raise ValueError(f"its optimiser has {bits} bits, this run's {now}: trainer_common.optim.state_bits")
         with torch.no_grad():
             for name in set(self._masters) - self._passing:
                 if f"{name}|master" not in tensors and self._masters[name] is not self.parameters[name]:

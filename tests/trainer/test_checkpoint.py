@@ -102,6 +102,20 @@ def test_the_link_to_the_newest_weights_moves_in_one_step(tmp_path: Path) -> Non
         assert (tmp_path / "hf").resolve() == saved.path / "hf"
 
 
+def test_a_disk_that_takes_no_link_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "symlink_to", refused)
+    folder = CheckpointFolder(tmp_path)
+    saved = folder.save(1, {}, fill)
+    assert saved is not None
+    folder.point(tmp_path / "hf", saved)
+    assert not (tmp_path / "hf").exists() and "they are in" in caplog.text and "step_1/hf" in caplog.text
+
+
 def kill_and_resume(root: Path, kills: int, seed: int) -> int:
     """SIGKILL a run at random moments; each resume must not be older than the last announced step.
 
@@ -282,6 +296,9 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match="step_1 does not fit") as refused:
         read_trainer(Updater(small_model(num_hidden_layers=1), SETTINGS), found)
     assert len(str(refused.value)) < 600
+    in_8_bits = {"norm.weight|state1": torch.zeros(1)}
+    with pytest.raises(ValueError, match="optimiser has 8 bits, this run's 32"):
+        trainer.optimizer.load(in_8_bits)
     adapted = Updater(with_adapters(small_model(), LoraConfig(rank=2)), SETTINGS)
     with pytest.raises(CheckpointError, match="this run is with LoRA, the checkpoint's was without"):
         read_trainer(adapted, found)
