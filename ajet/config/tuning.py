@@ -47,7 +47,7 @@ class SftConfig(Section):
 
     demonstrations: str | None = None
     """A JSONL file of conversations (`messages`, perhaps `tools` and `chat_template_kwargs`), or a run's
-    `episodes.sqlite`. null: the run's own episodes (rejection sampling)."""
+    folder. null: the run's own episodes (rejection sampling)."""
     min_reward: Real = 1.0
     """Reward from which a sampled or recorded episode is imitated."""
 

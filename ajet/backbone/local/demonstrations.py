@@ -333,8 +333,9 @@ def _recorded(path: Path, least: float) -> Iterator[Episode]:
 
 
 def _find(name: str, config: Config) -> Path:
-    if (found := find_named(name, config.base_dirs, Path.is_file)) is not None:
-        return found
+    for file in (name, f"{name}/episodes.sqlite"):  # of a run, its episodes
+        if (found := find_named(file, config.base_dirs, Path.is_file)) is not None:
+            return found
     raise ConfigError(
         f"ajet.trainer_common.algorithm.sft.demonstrations: no such file: {name}\n"
         f"    looked in {looked_in(name, config.base_dirs)}"

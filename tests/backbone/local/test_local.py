@@ -475,7 +475,7 @@ def test_imitation_of_the_best_of_its_own_episodes(tmp_path: Path) -> None:
     # then of what this run recorded
     again = tmp_path / "again"
     again.mkdir()
-    overrides["trainer_common.algorithm.sft.demonstrations"] = experiment / "episodes.sqlite"
+    overrides["trainer_common.algorithm.sft.demonstrations"] = experiment
     assert train(again, **overrides)[0] == 0
 
 
