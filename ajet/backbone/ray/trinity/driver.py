@@ -48,12 +48,12 @@ def _start_ray(given: DriverInput, config: Any) -> None:
 
 
 def _rewind_explorer(config: Any, step: int | None) -> None:
-    """The explorer may have been ahead of the trainer's last checkpoint. What was in the queue is lost, so it takes
-    those tasks again."""
-    if step is None or config.mode != "both":
-        return
-    state = {"latest_iteration": step, "taskset_states": [{"current_index": step * config.buffer.batch_size}]}
-    Path(config.checkpoint_job_dir, f"{config.explorer.name}_meta.json").write_text(json.dumps(state))
+    """The explorer may have been ahead of the trainer's last checkpoint, or of its start if there is none. What was in
+    the queue is lost, so it takes those tasks again."""
+    meta, done = Path(config.checkpoint_job_dir, f"{config.explorer.name}_meta.json"), step or 0
+    if config.mode == "both" and (done or meta.exists()):
+        state = {"latest_iteration": done, "taskset_states": [{"current_index": done * config.buffer.batch_size}]}
+        meta.write_text(json.dumps(state))
 
 
 def run_stages(config: Any, payload: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +31,26 @@ def test_the_newest_complete_checkpoint_counts_whoever_wrote_it(tmp_path: Path) 
     (folder / "latest_checkpointed_iteration.txt").write_text("4")
     assert ADAPTER.newest_step(BOTH, tmp_path) == 4
     assert ADAPTER.newest_weights(BOTH, tmp_path) == folder / "global_step_4" / "actor" / "huggingface"
+
+
+@pytest.mark.parametrize(("step", "done"), [(None, 0), (2, 2)])
+def test_the_explorer_goes_on_where_the_trainer_is(tmp_path: Path, step: int | None, done: int) -> None:
+    """It saves its place more often: after a kill it is ahead, of a run without a checkpoint, too."""
+    pytest.importorskip("ray")
+    from ajet.backbone.ray.trinity.driver import _rewind_explorer
+
+    config = SimpleNamespace(
+        mode="both",
+        checkpoint_job_dir=tmp_path,
+        explorer=SimpleNamespace(name="explorer"),
+        buffer=SimpleNamespace(batch_size=4),
+    )
+    _rewind_explorer(config, None)
+    assert not list(tmp_path.iterdir()), "a new run"
+    meta = tmp_path / "explorer_meta.json"
+    meta.write_text(json.dumps({"latest_iteration": 3, "taskset_states": [{"current_index": 12}]}))
+    _rewind_explorer(config, step)
+    assert json.loads(meta.read_text()) == {"latest_iteration": done, "taskset_states": [{"current_index": 4 * done}]}
 
 
 def test_exploring_alone_goes_on_where_the_explorer_was(tmp_path: Path) -> None:
