@@ -70,7 +70,11 @@ def _export_weights(arguments: Namespace) -> str:
     experiment = find_experiment(arguments.experiment)
     source = weights_folder(experiment, best=arguments.best)
     target: Path = arguments.target
+    if target.exists() and not target.is_dir():
+        raise ConfigError(f"{target} is a file: name a folder")
     if target.exists() and any(target.iterdir()):
+        if source.resolve().is_relative_to(target.resolve()) or target.is_symlink():
+            raise ConfigError(f"{target} holds the weights themselves, or leads to others: choose another folder")
         if not arguments.force:
             raise ConfigError(f"{target} is not empty: choose another folder, or use --force")
         shutil.rmtree(target)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.cli.view import find_experiment, opened_experiment
 from ajet.observe.run_files import read_regular
-from ajet.schema.chat import Tool
+from ajet.schema.chat import Tool, plain_text
 from ajet.schema.episode import ROOT
 from ajet.schema.errors import ConfigError
 
@@ -69,7 +69,7 @@ def run_setting(target: str) -> RunSetting:
         return RunSetting()
     call = tree.calls[0]
     said = [message for message in call.new_messages if message.get("role") in ("system", "developer")]
-    system = str(said[0].get("content") or "") if said else ""
+    system = plain_text(said[0].get("content")) if said else ""
     return RunSetting(system, tree.toolsets[call.tools] if call.tools != ROOT else ())
 
 

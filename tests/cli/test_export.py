@@ -1,4 +1,4 @@
-"""`ajet export episodes` with filters."""
+"""`ajet export`: filters, and where it writes."""
 
 from __future__ import annotations
 
@@ -51,3 +51,17 @@ def test_a_link_stays_one_and_a_folder_is_refused(tmp_path: Path, capsys: pytest
     assert link.is_symlink() and len(file.read_text().splitlines()) == 2
     assert main(["export", "episodes", str(experiment), str(tmp_path)]) == 2
     assert f"{tmp_path} is a folder: name the file to write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["file", "run", "run/step_1", "run/hf"])
+def test_weights_are_not_written_over_themselves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
+    weights = tmp_path / "run" / "step_1" / "hf"
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text("{}")
+    (tmp_path / "run" / "hf").symlink_to("step_1/hf")
+    (tmp_path / "file").touch()
+    assert main(["export", "weights", str(tmp_path / "run"), str(tmp_path / target), "--force"]) == 2
+    assert "folder" in capsys.readouterr().err
+    assert (weights / "config.json").is_file() and (tmp_path / "run" / "hf").is_symlink()
