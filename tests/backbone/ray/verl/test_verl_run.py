@@ -106,6 +106,27 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
 
 @needs_verl
 @long
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+    """What it had recorded is dropped; validating alone drops nothing."""
+    child = start("verl", tmp_path, "ajet.trainer_common.total_training_steps=1000", "ajet.trainer_common.save_freq=0")
+    experiment = tmp_path / "say_vowels"
+    try:
+        wait_until(lambda: child.poll() is not None or len(steps_of(experiment)) > 3)
+    finally:
+        child.kill()
+        child.wait()
+    wait_until(lambda: left_behind() == {})
+    three = "ajet.trainer_common.total_training_steps=3"
+    run(tmp_path, three, "ajet.trainer_common.test_freq=-1")
+    assert [step["step"] for step in steps_of(experiment)] == [1, 2, 3]
+    assert recorded(experiment) == {1: 16, 2: 16, 3: 16}
+    run(tmp_path, three, "ajet.trainer_common.val_only=true")
+    assert [step["step"] for step in steps_of(experiment)] == [1, 2, 3]
+    assert recorded(experiment) == {1: 16, 2: 16, 3: 16 + 8 * 4}
+
+
+@needs_verl
+@long
 def test_the_reward_rises(tmp_path: Path) -> None:
     run(
         tmp_path,
