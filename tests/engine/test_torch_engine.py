@@ -360,7 +360,17 @@ def test_running_out_of_memory_shrinks_the_batch_and_goes_on(monkeypatch: pytest
     rng = random.Random(6)
     replies = ask_all(engine, [request(random_prompt(rng, 90), max_tokens=20, ignore_eos=True) for _ in range(12)])
     assert all(len(reply.token_ids) == 20 for reply in replies)
-    asyncio.run(engine.aclose())
+    scheduler = engine._worker().scheduler
+    assert (scheduler.max_running, scheduler.tokens_per_step) < (16, 1024)
+
+    async def new_weights() -> None:
+        await engine.pause()
+        await engine.load_weights(None, 1)
+        await engine.resume()
+        await engine.aclose()
+
+    asyncio.run(new_weights())
+    assert (scheduler.max_running, scheduler.tokens_per_step) == (16, 1024)
 
 
 @pytest.mark.parametrize("where", ["draw_tokens", "storage"])

@@ -93,8 +93,9 @@ class Scheduler:
     ) -> None:
         self.pool = pool
         self.max_model_len = max_model_len
-        self.max_running = max_running
-        self.tokens_per_step = tokens_per_step
+        self._limits = max_running, tokens_per_step
+        self.max_running, self.tokens_per_step = self._limits
+        """What is allowed now: less after memory ran out, until new weights come."""
         self._stateful = pool.shape.state_bytes > 0
         self.cache = PrefixCache(version, stateful=self._stateful)
         self.version = version
@@ -173,6 +174,7 @@ class Scheduler:
         for sequence in self.cache.start_version(version):
             self._drop(sequence)
         self.version = version
+        self.max_running, self.tokens_per_step = self._limits  # a trainer's memory may be free again
         for job in self.running:
             job.sequence.computed = 0
             if self._use_cache:

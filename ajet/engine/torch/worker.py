@@ -259,7 +259,7 @@ class EngineThread:
     def _shrink(self, step: Step, error: RuntimeError) -> None:
         if self.scheduler.shrink():
             log.warning(
-                "out of memory: continuing with at most %d replies at a time and %d tokens per step",
+                "out of memory: at most %d replies at a time and %d tokens per step until new weights come",
                 self.scheduler.max_running,
                 self.scheduler.tokens_per_step,
             )
