@@ -38,6 +38,8 @@ log = logging.getLogger("ajet.trainer")
 
 MARKER = "COMPLETE"
 PREFIX = "step_"
+ASIDE = "earlier_"
+"""Before the name of a checkpoint that belongs to the run no longer."""
 REFERENCE = "reference.safetensors"
 _CHUNK = 1 << 20
 
@@ -103,10 +105,15 @@ class CheckpointFolder:
         return None
 
     def rewind(self, step: int) -> None:
-        """The run resumes after `step`: delete later checkpoints, which would be taken for its newest."""
+        """The run resumes after `step`: put later checkpoints aside, which would be taken for its newest."""
         for path in self._folders():
             if step_of(path) > step:
-                _remove(path)
+                aside = path.with_name(f"{ASIDE}{path.name}")
+                shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
+                path.rename(aside)
+                log.info(
+                    "the run goes on after step %d: its checkpoint of step %d is now %s", step, step_of(path), aside
+                )
 
     def best(self) -> Path | None:
         """The checkpoint with the highest score; the newest of several."""
@@ -136,7 +143,8 @@ class CheckpointFolder:
         best = self.best() if self.keep_best else None
         for path in folders[self.keep :]:
             if path != best:
-                _remove(path)
+                (path / MARKER).unlink()  # first: a half-removed folder must not look complete
+                shutil.rmtree(path, ignore_errors=True)  # what somebody still reads is swept away later
 
     def _sweep(self) -> None:
         """Remove what earlier processes left half-written."""
@@ -144,11 +152,6 @@ class CheckpointFolder:
             unsealed = step_of(path) >= 0 and not (path / MARKER).is_file()
             if path.is_dir() and (path.name.startswith(f".{PREFIX}") or unsealed):
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove(path: Path) -> None:
-    (path / MARKER).unlink()  # first: a half-removed folder must not look complete
-    shutil.rmtree(path, ignore_errors=True)  # what somebody still reads is swept away later
 
 
 def step_of(path: Path) -> int:

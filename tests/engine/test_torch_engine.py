@@ -441,6 +441,7 @@ def test_a_loop_that_closes_just_before_its_reply_is_delivered_is_skipped(monkey
     loop.close()
     monkeypatch.setattr(loop, "is_closed", lambda: False)  # it was open a moment ago
     outbox.flush()
+    assert not outbox._calls
 
 
 def test_a_model_that_keeps_failing_ends_the_engine_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,17 @@ def start(backbone: str, folder: Path, *overrides: str, **variables: str) -> sub
     )
 
 
+def kill_after(steps: int, backbone: str, folder: Path, *overrides: str) -> None:
+    """Start a run, kill it once it has reported so many steps, and wait until nothing of it is left."""
+    child = start(backbone, folder, *overrides)
+    try:
+        wait_until(lambda: child.poll() is not None or len(steps_of(folder / "say_vowels")) >= steps)
+    finally:
+        child.kill()
+        child.wait()
+    wait_until(lambda: left_behind() == {})
+
+
 def steps_of(experiment: Path) -> list[dict[str, Any]]:
     from ajet.observe.metrics import read_metrics
 

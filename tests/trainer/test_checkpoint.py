@@ -51,9 +51,12 @@ def test_what_comes_after_a_rewind_is_the_newest(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         folder.save(step, {}, fill)
     folder.rewind(2)
-    assert names(tmp_path) == ["step_2"]
+    assert names(tmp_path) == ["earlier_step_3", "step_2"]
     folder.save(3, {}, fill)
-    assert folder.newest() is not None and names(tmp_path) == ["step_2", "step_3"]
+    assert names(tmp_path) == ["earlier_step_3", "step_2", "step_3"]
+    folder.rewind(2)
+    newest = folder.newest()
+    assert newest is not None and newest.step == 2 and names(tmp_path) == ["earlier_step_3", "step_2"]
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(

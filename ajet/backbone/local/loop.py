@@ -419,6 +419,7 @@ class LocalRun:
         self.step = self.saved = checkpoint.step
         if not self.common.val_only:
             self._rewind(checkpoint.step)
+            self.checkpoints.point(self.experiment.hf, checkpoint)
 
     def _rewind(self, step: int) -> None:
         """Drop what the folder holds of later steps: they are run again."""

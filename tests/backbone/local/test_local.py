@@ -208,7 +208,9 @@ def test_a_run_that_goes_on_from_an_earlier_step_leaves_no_later_one(tmp_path: P
     assert code == 0 and [step["step"] for step in steps] == [1, 2, 3, 4, 5] and "val/return/mean" in steps[2]
     assert {path.name for path in (experiment / "checkpoints").iterdir()} == {"step_3", "step_4", "step_5"}
     train(tmp_path, **earlier, **{"trainer_common.total_training_steps": 4})
-    assert {path.name for path in (experiment / "checkpoints").iterdir()} == {"step_3", "step_4"}
+    kept = {path.name for path in (experiment / "checkpoints").iterdir()}
+    assert kept == {"step_3", "step_4", "earlier_step_4", "earlier_step_5"}
+    assert (experiment / "hf").resolve().parent.name == "step_4"
     assert len(read_metrics(experiment / "metrics.jsonl")) == 4
 
 

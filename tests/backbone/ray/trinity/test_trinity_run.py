@@ -22,6 +22,7 @@ from support.ray_runs import (
     command,
     environment,
     installed,
+    kill_after,
     left_behind,
     processes_named,
     recorded,
@@ -187,14 +188,8 @@ def test_a_killed_process_is_a_named_error_and_leaves_nothing(tmp_path: Path, vi
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
     """Trinity's explorer saves its place at each step, its trainer its weights now and then."""
     without = ["ajet.trainer_common.save_freq=0", "ajet.trainer_common.test_freq=-1"]
-    child = start("trinity", tmp_path, *without, "ajet.trainer_common.total_training_steps=1000")
+    kill_after(4, "trinity", tmp_path, *without, "ajet.trainer_common.total_training_steps=1000")
     experiment = tmp_path / "say_vowels"
-    try:
-        wait_until(lambda: child.poll() is not None or len(steps_of(experiment)) > 3)
-    finally:
-        child.kill()
-        child.wait()
-    wait_until(lambda: left_behind() == {})
     run(tmp_path, *without, "ajet.trainer_common.total_training_steps=3")
     assert [step["step"] for step in steps_of(experiment)] == [1, 2, 3]
     assert recorded(experiment) == {1: 16, 2: 16, 3: 16}

@@ -21,6 +21,7 @@ from support.ray_runs import (
     command,
     environment,
     installed,
+    kill_after,
     left_behind,
     processes_named,
     recorded,
@@ -108,14 +109,8 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
 @long
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
     """What it had recorded is dropped; validating alone drops nothing."""
-    child = start("verl", tmp_path, "ajet.trainer_common.total_training_steps=1000", "ajet.trainer_common.save_freq=0")
+    kill_after(4, "verl", tmp_path, "ajet.trainer_common.save_freq=0", "ajet.trainer_common.total_training_steps=1000")
     experiment = tmp_path / "say_vowels"
-    try:
-        wait_until(lambda: child.poll() is not None or len(steps_of(experiment)) > 3)
-    finally:
-        child.kill()
-        child.wait()
-    wait_until(lambda: left_behind() == {})
     three = "ajet.trainer_common.total_training_steps=3"
     run(tmp_path, three, "ajet.trainer_common.test_freq=-1")
     assert [step["step"] for step in steps_of(experiment)] == [1, 2, 3]
