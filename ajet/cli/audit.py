@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import time
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -117,17 +118,19 @@ def _nothing_to_say(found: AuditFigures, stopped: bool) -> str:
 
 def _advice(decided: AuditVerdict, arguments: Namespace, config: Config) -> list[str]:
     """What to run or to change, line by line."""
-    command = " ".join(["ajet --conf", str(arguments.conf), *arguments.overrides])
+    command = shlex.join(["ajet", "--conf", str(arguments.conf), *arguments.overrides])
     if decided.what == "train":
         return [command]
     if decided.what == "change limits":
         new = f": {decided.value}" if decided.value is not None else ": raise it"
         return [f"{decided.key}{new}, or ask for shorter replies"]
     if decided.what == "imitate first":
-        name = f"{Path(config.experiment_path).name}_cold_start"
+        run = config.experiment_path.with_name(f"{config.experiment_path.name}_cold_start")
         sft = "trainer_common.algorithm.policy_loss=sft trainer_common.algorithm.sft.demonstrations=talks.jsonl"
         talks = 'talks.jsonl: conversations that succeed, one a line ({"messages": […]})'
-        return [f"{command} experiment_name={name} {sft}", talks, f"then train: model.path=saved_experiments/{name}/hf"]
+        own = f"experiment_name={run.name}" if config.ajet.experiment_dir == "auto" else f"experiment_dir={run}"
+        trained = shlex.quote(f"model.path={run / 'hf'}")
+        return [f"{command} {shlex.quote(own)} {sft}", talks, f"then train: {trained}"]
     return []
 
 

@@ -95,6 +95,11 @@ def test_a_task_that_is_never_solved(toy: Path, capsys: pytest.CaptureFixture[st
     said = capsys.readouterr().out
     assert "verdict: imitate first\n    every episode earned 0: of the 8 groups" in said
     assert "algorithm.sft.demonstrations=talks.jsonl" in said and said.count("verdict:") == 1
+    assert "\n    then train: model.path=saved_experiments/" in said
+    assert audit("experiment_dir=runs/the first") == 1
+    said = capsys.readouterr().out
+    assert "ajet --conf toy.yaml 'experiment_dir=runs/the first' 'experiment_dir=runs/the first_cold_start' " in said
+    assert "\n    then train: 'model.path=runs/the first_cold_start/hf'" in said
 
 
 def test_replies_that_a_limit_cuts(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
