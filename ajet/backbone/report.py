@@ -93,7 +93,8 @@ def why_nothing_trained(folder: Path, after: int, tally: FailureTally | None = N
     if 2 * max(failed, *cut_short.values()) <= count and low:
         same = f"every episode earned {low[0]:g}" if min(low) == max(high) else "returns differ between tasks only"
         lines.append(f"{same}: look at how the reward is computed, and choose tasks that the model sometimes solves")
-    return "\n    ".join([*lines, f"look at the episodes: ajet view {typed(folder)}"])
+    again = "" if after else "; to begin again, add --fresh"
+    return "\n    ".join([*lines, f"look at the episodes: ajet view {typed(folder)}{again}"])
 
 
 def _failures(steps: list[dict[str, Any]]) -> Counter[str]:

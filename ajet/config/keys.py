@@ -171,9 +171,19 @@ def kinds(fragment: dict[str, Any]) -> list[str]:
     if kind in ("integer", "number"):
         return [("a whole number" if kind == "integer" else "a number") + _bounds(fragment)]
     if kind == "array":
-        return [f"a list of {allowed(fragment['items'])}" if fragment.get("items") else "a list"]
+        return [_list_words(fragment)]
     words = {"boolean": "true or false", "string": "text", "null": "null", "object": "a group of keys"}
     return [words.get(str(kind), "anything")]
+
+
+def _list_words(fragment: dict[str, Any]) -> str:
+    """A list, by what its items may be and how many there must be."""
+    if not fragment.get("items"):
+        return "a list"
+    count = fragment.get("minItems")
+    if count is not None and count == fragment.get("maxItems"):
+        return f"a list of {count} values, each {allowed(fragment['items'])}"
+    return f"a list of {allowed(fragment['items'])}"
 
 
 def choices(fragment: dict[str, Any]) -> list[str]:

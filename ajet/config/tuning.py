@@ -14,6 +14,7 @@ from ajet.config.kinds import EstimatorName, LossName, OptimiserName, ProposerNa
 from ajet.config.section import (
     AboveZero,
     Count,
+    Decay,
     NonNegative,
     NotBool,
     OneOrMore,
@@ -157,7 +158,7 @@ class OptimConfig(Section):
     """Learning rate. null: 1e-6, with LoRA 1e-5. 0 trains nothing: a control run."""
     weight_decay: NonNegative = 0.01
     """Weight decay."""
-    betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    betas: Annotated[list[Decay], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     """Decay of the first and second moment."""
     eps: AboveZero = 1e-8
     """Added to the root of the second moment before dividing by it."""

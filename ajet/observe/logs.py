@@ -169,13 +169,22 @@ class _FileHandler(RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
+        if isinstance(error, OSError):
+            self._warn(error)
+        else:
             super().handleError(record)
-        elif not self._warned:
-            self._warned = True
-            print(
-                f"warning: {self.baseFilename} can't be written ({error.strerror}): lines are missing", file=sys.stderr
-            )
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError as error:  # of what was still to be written
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        print(f"warning: {self.baseFilename} can't be written ({error.strerror}): lines are missing", file=sys.stderr)
 
 
 class _TerminalHandler(logging.StreamHandler[Any]):

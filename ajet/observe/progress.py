@@ -153,6 +153,11 @@ class Progress:
         self.close()
 
 
+def _open(stream: IO[str]) -> IO[str]:
+    """This stream, or standard output as it is now, if a workflow has closed it."""
+    return sys.stdout if stream.closed else stream
+
+
 class PlainDisplay(Display):
     """One line per step, validation and phase that loads something, and one every ten seconds within a phase."""
 
@@ -162,7 +167,7 @@ class PlainDisplay(Display):
 
     def _line(self, text: str) -> None:
         self._last_line = time.monotonic()
-        print(printable(text), file=self._stream, flush=True)
+        print(printable(text), file=_open(self._stream), flush=True)
 
     def started(self, state: ProgressState) -> None:
         plural = "" if state.total_steps == 1 else "s"
@@ -207,8 +212,7 @@ class JsonDisplay(Display):
         self._stream = stream
 
     def _write(self, **fields: object) -> None:
-        self._stream.write(json.dumps({"time": round(time.time(), 3), **fields}, default=str) + "\n")
-        self._stream.flush()
+        print(json.dumps({"time": round(time.time(), 3), **fields}, default=str), file=_open(self._stream), flush=True)
 
     def started(self, state: ProgressState) -> None:
         self._write(

@@ -73,6 +73,21 @@ def test_metrics_events_and_log_go_on_when_there_is_room_again(
         assert steps == [2, 3, 4]
 
 
+def test_a_disk_that_stays_full_is_no_traceback(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = Config.model_validate({"ajet": {"experiment_name": "run"}})
+    with ExperimentFolder.open(config, exp_dir=small_disk, backbone="local") as folder:
+        folder.metrics.log(1, {"reward/mean": 0.5})
+        fill(small_disk)
+        for step in (2, 3):
+            folder.metrics.log(step, {"reward/mean": 0.5, "x" * 5000: 1.0})
+            logging.getLogger("ajet.test").info("step %d %s", step, "x" * 5000)
+    said = capsys.readouterr().err
+    assert said.count("run.log can't be written (No space left on device)") == 1 and "Traceback" not in said
+    (small_disk / "filler").unlink()
+    with ExperimentFolder.open(config, exp_dir=small_disk, backbone="local") as folder:
+        assert folder.resumed
+
+
 def test_the_checkpoint_before_stays_in_use(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     import torch
     from safetensors.torch import save_file

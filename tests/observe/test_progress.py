@@ -180,6 +180,18 @@ def test_a_validation_is_told_of_its_own_step(capsys: pytest.CaptureFixture[str]
     assert [event["step"] for event in events if event["event"] == "validation"] == [done, done + 1]
 
 
+def test_a_workflow_that_closes_standard_output_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process puts another stream in its place (`ProcessState`); what follows is shown there."""
+    for mode in (ProgressMode.PLAIN, ProgressMode.JSON):
+        monkeypatch.setattr(sys, "stdout", closed := io.StringIO())
+        with Progress.create(mode) as progress:
+            progress.start("math", "local", total_steps=10)
+            closed.close()
+            monkeypatch.setattr(sys, "stdout", later := io.StringIO())
+            progress.step(1, METRICS)
+        assert later.getvalue().count("\n") == 1
+
+
 PANEL = """
 import sys, time
 sys.path[:0] = [{tests!r}, {tests!r} + "/observe"]

@@ -211,9 +211,10 @@ def confirmation_text(comparison: TemplateComparison | None) -> str:
         return "not at all: no tasks were kept for it (prompt_tuning.confirmation_tasks), so the gain may be luck"
     one = comparison
     noise = "within noise" if one.within_noise else "more than noise"
+    p = "p < 0.001" if one.p < 0.0005 else f"p = {one.p:.3f}"
     return (
         f"{one.before:.3f} → {one.after:.3f} on {one.tasks} unseen tasks: gain {one.gain:+.3f}, 95 % interval "
-        f"{one.low:+.3f} to {one.high:+.3f}, p = {one.p:.3f}: {noise}"
+        f"{one.low:+.3f} to {one.high:+.3f}, {p}: {noise}"
     )
 
 
