@@ -33,7 +33,6 @@ SMALL_FOR_A_REASON = {
     "engine/vllm/in_worker/ajet_in_vllm": "loaded by vLLM, by name",
     "prompt_tuning/best_of": "a kind of optimiser",
     "schema/span": "a public contract",
-    "system/command_line": "loaded by every command, and little else is",
     "task_judge/env_service_as_judge": "a kind of judge",
     "task_judge/symbolic_child": "a program of its own",
     "task_reader/env_service": "a kind of reader",

@@ -6,9 +6,7 @@ A backbone is a function `run(config, experiment, options) -> int`; the result i
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import re
 import signal
 import sys
@@ -26,7 +24,7 @@ from ajet.backbone import LaunchOptions, RayStart
 from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, AjetError, ConfigError, UserError
 from ajet.schema.install import require_training
 from ajet.schema.printable import printable
-from ajet.system.command_line import ArgumentError, CommandParser, fail
+from ajet.system.command_line import ArgumentError, CommandParser, fail, place_advice
 
 if TYPE_CHECKING:
     from ajet.config import BackboneName, Config
@@ -166,35 +164,6 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
-
-
-ADVICE = {
-    errno.EROFS: "choose a place that can be written",
-    errno.EACCES: "choose a place that you may use, or change its permissions",
-    errno.EPERM: "choose a place that you may use, or change its permissions",
-    errno.ENOSPC: "make room, or choose a place on another disk",
-    errno.EDQUOT: "make room, or choose a place on another disk",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ENOTDIR: "one of these folders is a file: choose another place",
-    errno.EISDIR: "this is a folder: name a file",
-    errno.ELOOP: "its links lead in a circle: choose another place",
-}
-"""What the user can do about an operating system's refusal."""
-
-
-def place_advice(error: BaseException, else_in: Path | None = None) -> str | None:
-    """The message, or None if the error is none of these or says no place. `else_in`: where a disk was full, if the
-    error doesn't say."""
-    if not isinstance(error, OSError) or error.errno not in ADVICE:
-        return None
-    found = error.filename
-    if found is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        found = else_in
-    if found is None:
-        return None
-    place = os.fsdecode(found) if isinstance(found, str | bytes) else str(found)
-    shown = place if len(place) <= 200 else f"{place[:100]}…{place[-60:]}"
-    return f"{shown}: {error.strerror}\n    {ADVICE[error.errno]}"
 
 
 DEFAULT_BACKBONE: BackboneName = "local"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shlex
 import time
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -15,6 +14,7 @@ from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from shlex import join, quote
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -118,7 +118,7 @@ def _nothing_to_say(found: AuditFigures, stopped: bool) -> str:
 
 def _advice(decided: AuditVerdict, arguments: Namespace, config: Config) -> list[str]:
     """What to run or to change, line by line."""
-    command = shlex.join(["ajet", "--conf", str(arguments.conf), *arguments.overrides])
+    command = join(["ajet", "--conf", str(arguments.conf), *arguments.overrides])
     if decided.what == "train":
         return [command]
     if decided.what == "change limits":
@@ -129,8 +129,7 @@ def _advice(decided: AuditVerdict, arguments: Namespace, config: Config) -> list
         sft = "trainer_common.algorithm.policy_loss=sft trainer_common.algorithm.sft.demonstrations=talks.jsonl"
         talks = 'talks.jsonl: conversations that succeed, one a line ({"messages": […]})'
         own = f"experiment_name={run.name}" if config.ajet.experiment_dir == "auto" else f"experiment_dir={run}"
-        trained = shlex.quote(f"model.path={run / 'hf'}")
-        return [f"{command} {shlex.quote(own)} {sft}", talks, f"then train: {trained}"]
+        return [f"{command} {quote(own)} {sft}", talks, f"then train: {quote(f'model.path={run}/hf')}"]
     return []
 
 
@@ -171,8 +170,7 @@ class _Audit:
         self.repeats, self.planned = arguments.repeats, count * arguments.repeats
         self.threshold = config.ajet.task_judge.success_threshold
         self.stopped, self.probed = False, Probed()
-        self.seconds = 60.0 * arguments.max_minutes
-        self.began = time.monotonic()
+        self.seconds, self.began = 60.0 * arguments.max_minutes, time.monotonic()
         self.seen: list[tuple[Episode, str]] = []
         """The usable episodes, and their last reply."""
 
@@ -293,10 +291,11 @@ class _Audit:
     def _scripts(self, task: Task, gold: dict[str, str], tasks: list[Task]) -> Iterator[Script]:
         """The probes of one task."""
         from ajet.backbone.trainability import ECHO, EMPTY, FORMAT, GOLD, LONGEST, SHORTEST
+        from ajet.schema.chat import plain_text
 
         yield (EMPTY, "")
-        asked = task.main_query or next((m["content"] for m in reversed(task.init_messages) if m.get("content")), "")
-        if isinstance(asked, str) and asked.strip():
+        said = (plain_text(message.get("content")) for message in reversed(task.init_messages))
+        if asked := task.main_query or next(filter(str.strip, said), ""):
             yield (ECHO, asked)
         else:
             self.probed.skipped[ECHO] = "the tasks have no question (main_query, init_messages)"
@@ -425,8 +424,7 @@ def _calibrate(config: Config, plan: RunPlan) -> Measured | None:
         launch(LaunchArguments(exp_dir=folder, options=LaunchOptions(quiet=True)), config)
         took = time.perf_counter() - began
         found = [line for file in Path(folder).glob("*/metrics.jsonl") for line in read_metrics(file)]
-    steps = [line for line in found if "time/step" in line]
-    if len(steps) < CALIBRATION_STEPS:
+    if len(steps := [line for line in found if "time/step" in line]) < CALIBRATION_STEPS:
         return None
     seconds = [line["time/step"] for line in steps]
     validations = [line["time/validate"] for line in found if "time/validate" in line]
@@ -444,10 +442,9 @@ def _price(config: Config, plan: RunPlan, episodes: int, hours: float, gpu_hour:
     if config.ajet.helper.model is not None and episodes:
         used = HelperModel.from_config(config).budget
         scale = (plan.episodes + plan.validations * plan.validation_episodes) / episodes
-        result |= {"helper_calls": used.calls * scale, "helper_tokens": used.tokens * scale}
-        result["helper_cost"] = used.cost * scale
+        spent = {"helper_calls": used.calls, "helper_tokens": used.tokens, "helper_cost": used.cost}
+        result |= {name: count * scale for name, count in spent.items()}
     if gpu_hour is not None:
-        placed = place(config, visible_gpus)
-        result["gpus"] = placed.gpus
+        result["gpus"] = place(config, visible_gpus).gpus
         result["gpu_cost"] = hours * result["gpus"] * gpu_hour
     return result

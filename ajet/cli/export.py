@@ -78,8 +78,12 @@ def _export_weights(arguments: Namespace) -> str:
         if not arguments.force:
             raise ConfigError(f"{target} is not empty: choose another folder, or use --force")
         shutil.rmtree(target)
-    shutil.copytree(source.resolve(), target, dirs_exist_ok=True)
-    (target / "README.md").write_text(model_card(experiment, source), encoding="utf-8")
+    try:
+        shutil.copytree(source.resolve(), target, dirs_exist_ok=True)
+        (target / "README.md").write_text(model_card(experiment, source), encoding="utf-8")
+    except OSError:  # a part of the weights is of no use, and would be in the way of the next try
+        shutil.rmtree(target, ignore_errors=True)
+        raise
     return f"{target}: weights of {source.resolve().parent.name}, loadable with transformers and vLLM"
 
 

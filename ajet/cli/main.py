@@ -183,7 +183,7 @@ def _run(find: Callable[[], Run], arguments: list[str]) -> int:
     """Find what runs a command, and run it. What the user can correct becomes one message and exit code 2."""
     from ajet.schema.errors import UserError
     from ajet.schema.install import missing_packages_named
-    from ajet.system.command_line import fail, show_errors_as_asked
+    from ajet.system.command_line import fail, place_advice, show_errors_as_asked
 
     show_errors_as_asked(arguments)
     try:
@@ -192,8 +192,6 @@ def _run(find: Callable[[], Run], arguments: list[str]) -> int:
     except UserError as error:
         return fail(str(error), error.exit_code)
     except OSError as error:
-        from ajet.backbone.launch import place_advice
-
         if (advice := place_advice(error)) is None:
             raise
         return fail(advice)

@@ -131,11 +131,11 @@ class EpisodeRecorder:
         if self.settings.otlp_endpoint is not None:
             self._exporter = OtlpExporter(self.settings.otlp_endpoint, self.settings.run, self.settings.project)
         self._token_bytes: TokenBytes | None = token_bytes_of(tokenizer) if tokenizer is not None else None
-        self._known_tokens: set[int] = set()
         self._new_tokens: set[int] = set()
         self._jobs: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
-        self._open().close()  # a file that can't be written raises here, not on the writer's thread
-        self._thread = threading.Thread(target=self._run, name="episode-recorder", daemon=True)
+        connection = open_for_writing(path, self.settings.success_threshold)  # raises here, not on the writer's thread
+        self._known_tokens = {row[0] for row in connection.execute("SELECT id FROM token")}
+        self._thread = threading.Thread(target=self._run, args=(connection,), name="episode-recorder", daemon=True)
         self._thread.start()
 
     def use_tokenizer(self, tokenizer: Any) -> None:
@@ -218,9 +218,6 @@ class EpisodeRecorder:
         if self._exporter is not None:
             self._exporter.close()
 
-    def _open(self) -> sqlite3.Connection:
-        return open_for_writing(self.path, self.settings.success_threshold)
-
     def _submit(self, work: Callable[[sqlite3.Connection], bool], done: Future[bool] | None = None) -> Future[bool]:
         job = _Write(work, done or Future())
         self._jobs.put(job)
@@ -228,9 +225,7 @@ class EpisodeRecorder:
 
     # ------------------------------------------------------------ on the writer's thread
 
-    def _run(self) -> None:
-        connection = self._open()
-        self._read_known_tokens(connection)
+    def _run(self, connection: sqlite3.Connection) -> None:
         ended = False
         waiting: list[_Write] = []
         while not ended:
@@ -322,9 +317,6 @@ class EpisodeRecorder:
             connection.executemany("INSERT OR IGNORE INTO token (id, bytes) VALUES (?, ?)", found.items())
             self._known_tokens |= self._new_tokens
             self._new_tokens = set()
-
-    def _read_known_tokens(self, connection: sqlite3.Connection) -> None:
-        self._known_tokens = {row[0] for row in connection.execute("SELECT id FROM token")}
 
 
 def _annotation(credit: EpisodeCreditLike | None, trainer_logprobs: Sequence[FloatArray] | None) -> Annotation | None:

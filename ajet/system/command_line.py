@@ -13,11 +13,15 @@ An error is printed to stderr. With `--json` it is also the last line on stdout,
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import shutil
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from ajet.schema.errors import EXIT_USER_ERROR, UserError
@@ -52,3 +56,41 @@ def fail(message: str, code: int = EXIT_USER_ERROR) -> int:
     colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     print(f"\033[1;31merror:\033[0m {message}" if colour else f"error: {message}", file=sys.stderr)
     return code
+
+
+ADVICE = {
+    errno.EROFS: "choose a place that can be written",
+    errno.EACCES: "choose a place that you may use, or change its permissions",
+    errno.EPERM: "choose a place that you may use, or change its permissions",
+    errno.ENOSPC: "make room, or choose a place on another disk",
+    errno.EDQUOT: "make room, or choose a place on another disk",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOTDIR: "one of these folders is a file: choose another place",
+    errno.EISDIR: "this is a folder: name a file",
+    errno.ELOOP: "its links lead in a circle: choose another place",
+}
+"""What the user can do about an operating system's refusal."""
+
+
+def place_advice(error: BaseException, else_in: Path | None = None) -> str | None:
+    """The message, or None if the error is none of these or says no place. `else_in`: where a disk was full, if the
+    error doesn't say."""
+    if isinstance(error, shutil.Error):
+        error = _first_of(error)
+    if not isinstance(error, OSError) or error.errno not in ADVICE:
+        return None
+    found = error.filename
+    if found is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        found = else_in
+    if found is None:
+        return None
+    place = os.fsdecode(found) if isinstance(found, str | bytes) else str(found)
+    shown = place if len(place) <= 200 else f"{place[:100]}…{place[-60:]}"
+    return f"{shown}: {error.strerror}\n    {ADVICE[error.errno]}"
+
+
+def _first_of(error: shutil.Error) -> OSError:
+    """What was wrong with the first file of a folder that could not be copied: it is known only as text."""
+    _, target, text = error.args[0][0]
+    code = re.match(r"\[Errno (\d+)\]", str(text))
+    return OSError(int(code[1]), os.strerror(int(code[1])), target) if code else error

@@ -10,12 +10,15 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
 
+from ajet.cli.main import main
 from ajet.config import Config
 from ajet.observe.episode_store import EpisodeStore
+from ajet.observe.episode_tables import EpisodeStoreError
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics, rewind_metrics
 from ajet.observe.recorder import EpisodeRecorder
@@ -88,6 +91,19 @@ def test_a_disk_that_stays_full_is_no_traceback(small_disk: Path, capsys: pytest
         assert folder.resumed
 
 
+def test_weights_that_do_not_fit_are_said_so_and_leave_nothing(
+    small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = tmp_path / "run" / "step_1" / "hf"
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text("{}")
+    (weights / "model.safetensors").write_bytes(bytes(3_000_000))
+    (tmp_path / "run" / "hf").symlink_to("step_1/hf")
+    assert main(["export", "weights", str(tmp_path / "run"), str(small_disk / "out")]) == 2
+    said = f"error: {small_disk / 'out' / 'model.safetensors'}: No space left on device\n    make room, or choose"
+    assert capsys.readouterr().err.startswith(said) and not (small_disk / "out").exists()
+
+
 def test_the_checkpoint_before_stays_in_use(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     import torch
     from safetensors.torch import save_file
@@ -135,6 +151,23 @@ def test_a_run_that_begins_again_drops_its_trajectories(tmp_path: Path) -> None:
         assert sorted(os.listdir(folder.path / "trajectories")) == ["step_0", "step_1"]
         folder.rewind(-1)
         assert os.listdir(folder.path / "trajectories") == [] and read_metrics(folder.path / "metrics.jsonl") == []
+
+
+@pytest.mark.parametrize("pages", range(0, 50, 3))
+def test_a_recorder_that_opens_on_a_nearly_full_disk_answers(small_disk: Path, pages: int) -> None:
+    """Whatever there is room for: the file, its journal, or the first episode."""
+    filler = fill(small_disk)
+    os.truncate(filler, filler.stat().st_size - 4096 * pages)
+    try:
+        recorder = EpisodeRecorder(small_disk / "episodes.sqlite")
+    except EpisodeStoreError as error:
+        assert "episodes.sqlite can't be written to: " in str(error)
+        return
+    done = [recorder.record(episode(str(number), "x" * 5000), 1) for number in range(20)]
+    wait(done, timeout=20)
+    assert all(each.done() for each in done)
+    recorder.flush()
+    recorder.close()
 
 
 def test_episodes_wait_for_room(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
