@@ -17,7 +17,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from ajet.schema.printable import is_secret, is_secret_variable, printable
+from ajet.schema.printable import encodable, is_secret, is_secret_variable, printable
 
 MASK = "********"
 TOO_DEEP = "(nested too deeply)"
@@ -242,7 +242,7 @@ class _JsonFormatter(logging.Formatter):
             entry["traceback"] = self.formatException(record.exc_info)
         elif traceback := getattr(record, TRACEBACK, ""):
             entry["traceback"] = traceback
-        return json.dumps(self._masker.value(entry), default=str, ensure_ascii=False)
+        return encodable(json.dumps(self._masker.value(entry), default=str, ensure_ascii=False))
 
 
 class _HumanFormatter(logging.Formatter):

@@ -19,7 +19,7 @@ from ajet.observe.export import ExportFormat, export_episodes
 from ajet.observe.otlp import read_json
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.tracing.sender import CALL, EPISODE
-from ajet.schema.episode import Episode
+from ajet.schema.episode import Episode, Failure
 from ajet.schema.errors import ConfigError
 from ajet.schema.span import Span
 from ajet.schema.task import Task
@@ -86,6 +86,16 @@ def test_every_episode_is_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tool,) = [span for span in spans if span.name == "tool"]
     assert wholes[tool.trace_id].span_id == tool.parent_id, "what has no parent belongs to the episode"
     assert [span.attributes["ajet.episodes"] for span in spans if span.name == "ajet.run"] == [len(episodes)]
+
+
+def test_half_a_surrogate_pair_costs_no_trace(tmp_path: Path) -> None:
+    """A model can write one as an escape in a tool call, and a workflow's error may quote it."""
+    episodes = some_episodes()
+    episodes[0].failure = Failure("ValueError", "what is \ud800?")
+    with collector() as (endpoint, spans, _):
+        record(tmp_path, endpoint, episodes)
+    assert len([span for span in spans if span.name == EPISODE]) == len(episodes)
+    assert any(repr("what is \\ud800?")[1:-1] in str(span) for span in spans)
 
 
 @pytest.mark.parametrize("status", [None, 500])

@@ -100,6 +100,18 @@ def test_the_level_decides_what_the_terminal_shows(
     assert level_from_environment() == logging.INFO
 
 
+def test_half_a_surrogate_pair_can_be_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A workflow's error may quote what a model wrote."""
+    log_to_terminal()
+    file = FileLog(tmp_path / "run.log")
+    try:
+        logging.getLogger("ajet.test").error("what is \ud800?")
+    finally:
+        file.close()
+    assert capsys.readouterr().err == "error: what is \\ud800?\n"
+    assert json.loads((tmp_path / "run.log").read_text())["message"] == "what is \ud800?"
+
+
 def test_the_log_rotates_and_loses_none_of_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_FILE_BYTES", 2000)
     monkeypatch.setattr(logs, "_FILES", 3)

@@ -21,6 +21,7 @@ from ajet.observe.otlp import to_json
 from ajet.observe.tracing.attributes import CALL, SENT_AT, WORTH, message_attributes
 from ajet.observe.tracing.recording import root_span_id_of, trace_id_of
 from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeStatus
+from ajet.schema.printable import encodable_values
 from ajet.schema.span import Span, SpanStatus
 from ajet.system.http_client import HttpClient, HttpFailure
 
@@ -118,7 +119,7 @@ class SpanSender:
         if not self._gone:
             for _ in range(TRIES):
                 now = {SENT_AT: time.time()}
-                if not (why := self._attempt(msgspec.json.encode(to_json(batch, {**self._resource, **now})))):
+                if not (why := self._attempt(_encoded(to_json(batch, {**self._resource, **now})))):
                     self._failures = 0
                     return
         self.lost += len(batch)
@@ -137,6 +138,13 @@ class SpanSender:
         if answer.status < 300:
             return ""
         return f"{answer.status} {answer.body[:200].decode(errors='replace')}"
+
+
+def _encoded(document: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError:  # half a surrogate pair, from a JSON escape in a tool call
+        return msgspec.json.encode(encodable_values(document))
 
 
 # ---------------------------------------------------------------- spans of an episode
