@@ -57,11 +57,17 @@ _LATER_FIELDS = ("reward_parts", "reward_weights", "prompt_version", "prompts_us
 
 def encode_episode(episode: Episode) -> bytes:
     """The episode as bytes."""
+    return stored_form(episode)[1]
+
+
+def stored_form(episode: Episode) -> tuple[Episode, bytes]:
+    """The episode with the texts that a reader will see, and as bytes."""
     try:
         data = _packed(episode)
-    except UnicodeEncodeError:  # half a surrogate pair, from a JSON escape in a tool call
-        data = _packed(_encodable(episode))
-    return zlib.compress(data, _LEVEL)
+    except (UnicodeEncodeError, OverflowError):  # half a surrogate pair, from a JSON escape; a number above 64 bits
+        episode = _encodable(episode)
+        data = _packed(episode)
+    return episode, zlib.compress(data, _LEVEL)
 
 
 def decode_episode(data: bytes) -> Episode:
@@ -235,9 +241,11 @@ def _array(_kind: Any, data: Any) -> FloatArray:
 
 
 def _encodable(value: Any) -> Any:
-    """`value`, with escapes for what UTF-8 can't hold."""
+    """`value`, with escapes for what UTF-8 can't hold, and whole numbers that MessagePack can't hold as text."""
     if isinstance(value, str):
         return encodable(value) if type(value) is str else value
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**64 else str(value)
     if isinstance(value, dict):
         return {_encodable(key): _encodable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -24,7 +24,7 @@ from ajet.observe.episode_codec import (
     CallCreditRecord,
     TokenBytes,
     encode_annotation,
-    encode_episode,
+    stored_form,
     token_bytes_of,
     write_trajectory,
 )
@@ -174,7 +174,8 @@ class EpisodeRecorder:
 
         def write(connection: sqlite3.Connection) -> bool:
             self._mask(episode)
-            row = insert_episode(connection, episode, encode_episode(episode), step, validation, query, time.time())
+            stored, body = stored_form(episode)
+            row = insert_episode(connection, stored, body, step, validation, query, time.time())
             if task is not None:
                 masked = {"task_id": episode.task_id, "metadata": self._masker.value(task.metadata)}
                 insert_task(connection, task.model_copy(update=masked))

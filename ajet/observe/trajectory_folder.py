@@ -48,14 +48,14 @@ class TrajectoryFolder:
         """Read what is new. Returns how many trajectories were read."""
         changed = 0
         for path in trajectory_files(self._folder):
-            state = path.stat()
-            mark = (state.st_mtime_ns, state.st_size)
-            if self._seen.get(path) == mark:
-                continue
-            self._seen[path] = mark
             try:
+                state = path.stat()
+                mark = (state.st_mtime_ns, state.st_size)
+                if self._seen.get(path) == mark:
+                    continue
+                self._seen[path] = mark
                 trajectory = read_trajectory(path)
-            except TrajectoryFormatError as error:
+            except (TrajectoryFormatError, OSError) as error:  # it was deleted meanwhile, for example
                 log.warning("%s", error)
                 continue
             episode = episode_of(trajectory)

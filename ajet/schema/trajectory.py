@@ -235,9 +235,13 @@ class Trajectory:
     def from_dict(cls, values: dict[str, Any]) -> Trajectory:
         """Read what `to_dict` made. Raises TrajectoryFormatError."""
         try:
-            return msgspec.convert(values, cls)
-        except msgspec.ValidationError as error:
+            made = msgspec.convert(values, cls)
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter: text where none belongs
             raise TrajectoryFormatError(f"not a trajectory: {error}") from None
+        for index, call in enumerate(made.calls):
+            if not NO_CALL <= call.extends < index:
+                raise TrajectoryFormatError(f"call {index} extends call {call.extends}, which is none before it")
+        return made
 
 
 def as_plain(value: Any) -> Any:

@@ -88,6 +88,11 @@ def test_a_torn_file_reads_up_to_its_last_whole_line(cut: int) -> None:
         ('{"trajectory": {"request_id": "a"}}\n{"step": {"step_type": "dance"}}\n', "dance"),
         ('{"step": {"step_type": "thought"}}\n', "request_id"),
         ('{"trajectory": {"request_id": "a"}}\n[1]\n{"other": 1}\n', ":2:"),
+        (
+            '{"trajectory": {"request_id": "a"}}\n{"call": {"new_messages": [], "reply": {}, "extends": 0}}\n',
+            "call 0 extends",
+        ),
+        ('{"trajectory": {"request_id": "a", "repeat": "\\ud800"}}\n', "not a trajectory"),
     ],
 )
 def test_a_file_that_is_no_trajectory(tmp_path: Path, text: str, where: str) -> None:

@@ -98,6 +98,22 @@ def test_filters_sort_and_pages(tmp_path: Path) -> None:
     recorder.close()
 
 
+def test_what_the_file_can_hold_as_text_only_is_recorded_and_can_be_replaced(tmp_path: Path) -> None:
+    """The index is told the old text when an episode is replaced or deleted: it must be the text that it was given."""
+    (one,) = episodes(1)
+    one.metadata = {"answer": 3**90, "small": 2**63}
+    one.tree.calls[0].reply["content"] = "\ud800 is half of a pair" + " and so on" * 19_998
+    one.tree.calls[0].new_messages[0]["content"] = 10**30
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite")
+    for step in range(3):
+        assert recorder.record(one, step).result()
+    assert recorder.rewind(1).result() and recorder.record(one, 1).result()
+    recorder.close()
+    store = EpisodeStore(tmp_path / "e.sqlite")
+    assert store.get(one.episode_id).episode.metadata == {"answer": str(3**90), "small": 2**63}
+    assert store.page(EpisodeFilter(text="half of a pair"))[1] == store.page(EpisodeFilter(text=str(10**30)))[1] == 1
+
+
 def test_text_filter_finds_words_phrases_and_chinese_and_reads_no_query_language(tmp_path: Path) -> None:
     one, two = episodes(2)
     one.tree.calls[0].reply["content"] = 'The "quick" fox; 苹果的数量是五 NEAR(x)'
