@@ -40,7 +40,14 @@ from ajet.observe.task_statistics import (
     task_history,
     task_page,
 )
-from ajet.observe.viewer.episode_view import answer_names, episode_view, gold_answer, task_view, tokens_view
+from ajet.observe.viewer.episode_view import (
+    answer_names,
+    episode_view,
+    exact,
+    gold_answer,
+    task_view,
+    tokens_view,
+)
 from ajet.observe.viewer.library import Experiment, Library, Reading
 from ajet.observe.viewer.overview import overview
 from ajet.observe.viewer.series import Shown
@@ -341,7 +348,7 @@ class Data:
         )  # fmt: skip
         records = store.tasks([row.task_id for row in rows])
         names = answer_names(experiment.config())
-        answers = {name: gold_answer(task.metadata, names) for name, task in records.items()}
+        answers = {name: exact(gold_answer(task.metadata, names)) for name, task in records.items()}
         # no asdict: it would copy each of the steps, of which a page may have 40,000
         return [
             {**{key: getattr(row, key) for key in _TASK_FIELDS}, "answer": answers.get(row.task_id)} for row in rows

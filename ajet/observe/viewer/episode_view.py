@@ -208,7 +208,7 @@ def _about(episode: Episode) -> dict[str, Any]:
         "reward_weights": episode.reward_weights,
         "failure": episode.failure,
         "attempts": episode.attempts,
-        "metadata": episode.metadata,
+        "metadata": exact(episode.metadata),
         "log_metrics": episode.log_metrics,
         "timings": episode.timings,
         "prompt_version": episode.prompt_version,
@@ -302,9 +302,18 @@ def task_view(experiment: Experiment, store: EpisodeStore, task_id: str) -> dict
         "query": task.main_query,
         "init_messages": task.init_messages,
         "env_type": task.env_type,
-        "metadata": task.metadata,
-        "answer": found,
+        "metadata": exact(task.metadata),
+        "answer": exact(found),
     }
+
+
+def exact(value: Any) -> Any:
+    """The value, with whole numbers that a browser would round as text."""
+    if isinstance(value, dict):
+        return {key: exact(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [exact(item) for item in value]
+    return str(value) if isinstance(value, int) and abs(value) >= 2**53 else value
 
 
 def gold_answer(metadata: dict[str, Any], names: Sequence[str]) -> Any:

@@ -14,6 +14,7 @@ from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.viewer.library import Library
 from ajet.observe.viewer.pages import Access
 from ajet.observe.viewer.serve import create_app
+from ajet.schema.task import Task
 from support.synthetic_run import Vocabulary, math_episode
 
 LOCAL = "http://127.0.0.1"
@@ -124,6 +125,24 @@ def test_runs_that_were_scored_differently_are_compared_with_a_warning(tmp_path:
     visitor.get(f"/?token={access.token}")
     assert "scored differently" in (page := visitor.get("/compare?runs=a,b").text) and "exact rules alone" in page
     assert "scored differently" not in visitor.get("/compare?runs=b,c").text
+
+
+def test_numbers_that_a_browser_would_round_are_shown_in_full(tmp_path: Path) -> None:
+    (tmp_path / "sums").mkdir()
+    episode = math_episode(Vocabulary(), random.Random(0))
+    episode.metadata = {"said": [2**53 - 1, 2**53 + 1]}
+    recorder = EpisodeRecorder(tmp_path / "sums" / "episodes.sqlite")
+    task = Task(task_id=episode.task_id, main_query="?", metadata={"answer": 3**90})
+    assert recorder.record(episode, 1, task=task).result()
+    recorder.close()
+    access = Access()
+    visitor = client(tmp_path, access)
+    visitor.get(f"/?token={access.token}")
+    shown = visitor.get(f"/api/x/sums/episode/{episode.episode_id}").json()["episode"]
+    assert shown["metadata"] == {"said": [2**53 - 1, str(2**53 + 1)]}
+    (row,) = visitor.get("/api/x/sums/tasks").json()["rows"]
+    one = visitor.get(f"/api/x/sums/task/{episode.task_id}").json()["task"]
+    assert row["answer"] == one["answer"] == one["metadata"]["answer"] == str(3**90)
 
 
 def test_how_the_judge_graded_is_shown(tmp_path: Path) -> None:
