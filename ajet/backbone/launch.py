@@ -7,8 +7,10 @@ A backbone is a function `run(config, experiment, options) -> int`; the result i
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
+import stat
 import sys
 import threading
 import time
@@ -373,19 +375,34 @@ def _what_is_saved(folder: Path) -> str:
 
 @contextmanager
 def _termination_like_interrupt() -> Iterator[None]:
-    """SIGTERM ends a run as cleanly as Ctrl-C. Only a program's main thread can arrange that."""
+    """SIGTERM, and a terminal that is closed, end a run as cleanly as Ctrl-C. Only a program's main thread can arrange
+    that."""
 
-    def interrupt(_signal: int, _frame: Any) -> None:
+    def interrupt(number: int, _frame: Any) -> None:
+        if number == signal.SIGHUP:  # the system and the shell may both send it
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            _leave_terminal()
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup: the run outlives its terminal
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, *[signal.SIGHUP] * (not ignored))}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave_terminal() -> None:
+    """What would be written to a terminal goes nowhere: the terminal is gone, and writing to it fails."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def user_files(config: Config) -> list[Path]:

@@ -5,7 +5,7 @@
 | 0 | done |
 | 1 | tried, and failed: a run, every episode, a check |
 | 2 | something you can fix: arguments, config, data, workflow file, missing package |
-| 130 | interrupted, by Ctrl-C or SIGTERM |
+| 130 | interrupted, by Ctrl-C, SIGTERM or a closed terminal |
 
 An error is printed to stderr. With `--json` it is also the last line on stdout, as
 `{"event": "error", "error": "…", "exit_code": 2}`.

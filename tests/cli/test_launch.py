@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.screen import Terminal
 from support.waiting import wait_until
 
 BACKBONE = """
@@ -118,7 +119,7 @@ def test_exit_codes(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_ends_cleanly(folder: Path, number: signal.Signals) -> None:
     process = start("--conf", "one.yaml", "mine.sleep=60")
     assert process.stdout is not None
@@ -127,6 +128,26 @@ def test_an_interrupt_ends_cleanly(folder: Path, number: signal.Signals) -> None
     assert process.wait(10) == 130
     last = (folder / "saved_experiments" / "one" / "events.jsonl").read_text().splitlines()[-1]
     assert json.loads(last)["status"] == "interrupted"
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_closed_interrupts_the_run(folder: Path) -> None:
+    with Terminal([sys.executable, "-c", RUN, "--conf", "one.yaml", "mine.sleep=60"], cwd=folder) as terminal:
+        terminal.wait_for("RAN")
+        terminal.hang_up()
+        assert terminal.process.wait(10) == 130
+    last = (folder / "saved_experiments" / "one" / "events.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["status"] == "interrupted"
+
+
+@pytest.mark.slow
+def test_a_run_under_nohup_outlives_its_terminal(folder: Path) -> None:
+    with Terminal(
+        ["nohup", sys.executable, "-c", RUN, "--conf", "one.yaml", "mine.sleep=3", "mine.code=7"], cwd=folder
+    ) as terminal:
+        wait_until(lambda: (folder / "nohup.out").exists() and "RAN" in (folder / "nohup.out").read_text())
+        terminal.hang_up()
+        assert terminal.process.wait(20) == 7
 
 
 @pytest.mark.slow

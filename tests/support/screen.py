@@ -81,6 +81,11 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
+    def hang_up(self) -> None:
+        """Close the terminal, as somebody does who closes its window."""
+        os.close(self._ours)
+        self._ours = os.open(os.devnull, os.O_RDONLY)
+
     @property
     def text(self) -> str:
         """What is on the screen."""
