@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, NamedTuple
 
 from ajet.schema import __version__
@@ -99,8 +100,17 @@ run a job:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line. Returns the exit code."""
-    code = _guarded(list(sys.argv[1:] if argv is None else argv))
-    return _ensure_exit(code) if argv is None else code
+    if argv is not None:
+        return _guarded(list(argv))
+    _print_anything()
+    return _ensure_exit(_guarded(sys.argv[1:]))
+
+
+def _print_anything() -> None:
+    """What the terminal's encoding lacks is escaped: no character that is printed ends a run."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _guarded(arguments: list[str]) -> int:
@@ -186,6 +196,10 @@ def _run(find: Callable[[], Run], arguments: list[str]) -> int:
     from ajet.system.command_line import fail, place_advice, show_errors_as_asked
 
     show_errors_as_asked(arguments)
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return fail("the folder that this terminal is in was deleted\n    cd to another one")
     try:
         with missing_packages_named("this"):
             code = find()(arguments)

@@ -18,7 +18,7 @@ MOST = 10**18
 """No count or size is larger; arithmetic with larger numbers leaves what floats and 64 bits hold."""
 LONG_NUMBER = re.compile(r"\s*[+-]?[\d_]{19,}\s*$")
 LONGEST_NAME = 200
-OWN_TYPES = ("number_too_large", "name_not_printable", "name_of_no_folder", "name_too_long")
+OWN_TYPES = ("number_too_large", "name_not_printable", "name_of_no_folder", "name_like_a_flag", "name_too_long")
 """Errors whose message says more than the type of the key."""
 
 
@@ -111,6 +111,8 @@ def _file_name(value: str) -> str:
         raise PydanticCustomError("name_not_printable", "should be a name without control characters")
     if any(part in ("", ".", "..") for part in value.split("/")) and value:
         raise PydanticCustomError("name_of_no_folder", "should be a name below the folder of experiments")
+    if value.startswith("-"):
+        raise PydanticCustomError("name_like_a_flag", "should be a name that does not begin with -, as flags do")
     if max(len(part.encode()) for part in value.split("/")) > LONGEST_NAME:
         raise PydanticCustomError("name_too_long", f"should be a name of at most {LONGEST_NAME} bytes")
     return value

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import ajet
 from ajet import __version__
 from ajet.backbone.launch import build_parser, parse_arguments
 from ajet.cli.main import COMMANDS, RUN_HELP, main
@@ -147,3 +148,22 @@ def test_a_reader_that_goes_away_is_no_crash() -> None:
     )
     os.close(write)
     assert "Traceback" not in ran.stderr
+
+
+def test_an_encoding_that_lacks_a_character_is_no_crash() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "ajet", "--help"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=True,
+    )
+    assert b"\\u2026" in ran.stdout
+
+
+def test_a_folder_that_was_deleted_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    line = f'cd gone && rmdir ../gone && exec "{sys.executable}" -m ajet --conf x.yaml'
+    environment = {**os.environ, "PYTHONPATH": str(Path(ajet.__file__).parents[1])}
+    ran = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr == "error: the folder that this terminal is in was deleted\n    cd to another one\n"

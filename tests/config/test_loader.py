@@ -61,6 +61,12 @@ def test_a_run_stays_below_the_folder_of_experiments(name: str, folder: Path) ->
     assert load(folder, "", "experiment_name=group/run.1").ajet.experiment_name == "group/run.1"
 
 
+def test_the_name_of_a_run_is_no_flag(folder: Path) -> None:
+    """`ajet view -x` would be read as one."""
+    with pytest.raises(ConfigError, match="should be a name that does not begin with -, as flags do"):
+        load(folder, "", "experiment_name=-x")
+
+
 def test_keys_below_a_name_of_the_users_own(folder: Path) -> None:
     part = "  task_judge:\n    judge_type: composite\n    parts:\n      style: {judge: llm_judge, weigt: 0.3}\n"
     said = refused(folder, part)
