@@ -136,7 +136,7 @@ def run_driver(path: str, run: Callable[[DriverInput], None]) -> None:
     try:
         run(given)
     except AjetError as error:
-        Path(given.error_file).write_text(str(error), encoding="utf-8")
+        Path(given.error_file).write_text(str(error), encoding="utf-8", errors="backslashreplace")
         raise
 
 
