@@ -123,7 +123,7 @@ def _scores(ajet: AjetConfig) -> Iterator[Contradiction]:
             yield Contradiction(
                 (f"task_judge.{place}.min_score", f"task_judge.{place}.max_score"),
                 f"min_score ({block.min_score:g}) is not below max_score ({block.max_score:g})",
-                "swap them",
+                "swap them" if block.min_score > block.max_score else "a score between them must be possible",
             )
 
 

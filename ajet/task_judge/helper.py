@@ -384,9 +384,10 @@ class Asker:
                 answer = read(text)
             except WrongAnswer as error:
                 if last:
+                    tries = "one try" if self._retries == 0 else f"{self._retries + 1} tries"
                     raise UnusableAnswerError(
-                        f"helper model {self.helper.model!r} gave no usable answer in {self._retries + 1} tries: "
-                        f"{error}. The last one: {text[:SHOWN]!r}"
+                        f"helper model {self.helper.model!r} gave no usable answer in {tries}: {error}. The last one: "
+                        f"{text[:SHOWN]!r}"
                     ) from None
                 again = f"This answer can't be used: {error}. Answer again, in the form that was asked for."
                 asked = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": again}]
