@@ -73,15 +73,15 @@ ADVICE = {
 
 
 def place_advice(error: BaseException, else_in: Path | None = None) -> str | None:
-    """The message, or None if the error is none of these or says no place. `else_in`: where a disk was full, if the
-    error doesn't say."""
+    """The message, or None if the error is none of these. `else_in`: where a disk was full, if the error doesn't
+    say."""
     if isinstance(error, shutil.Error):
         error = _first_of(error)
     if not isinstance(error, OSError) or error.errno not in ADVICE:
         return None
     found = error.filename
     if found is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        found = else_in
+        found = else_in or "a disk is full"
     if found is None:
         return None
     place = os.fsdecode(found) if isinstance(found, str | bytes) else str(found)

@@ -104,6 +104,13 @@ def test_weights_that_do_not_fit_are_said_so_and_leave_nothing(
     assert capsys.readouterr().err.startswith(said) and not (small_disk / "out").exists()
 
 
+def test_a_command_says_that_a_disk_is_full(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(small_disk)
+    assert main(["init", str(small_disk / "project")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and "No space left on device\n    make room, or choose a place" in said
+
+
 def test_the_checkpoint_before_stays_in_use(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     import torch
     from safetensors.torch import save_file
