@@ -22,8 +22,9 @@ from support.small_models import small_model
 from support.torch_helpers import ask
 
 FAMILIES = ["qwen3_moe", "gpt_oss"]
-NOISE = 1e-6
-"""Of the sampler's router inputs: what another order of additions makes."""
+NOISE = 1e-4
+"""Of the sampler's router weights: far more than rounding, which differs between processors, and far less than what
+tells two experts apart that don't score alike."""
 
 
 def mixture(family: str) -> Any:
@@ -42,12 +43,10 @@ def mixture(family: str) -> Any:
 def sampler_of(model: Any) -> Any:
     noisy = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(0)
-
-    def disturb(_router: Any, given: Any) -> Any:
-        return (given[0] + NOISE * torch.randn(given[0].shape, generator=generator),)
-
-    for router in routers_of(noisy):
-        router.register_forward_pre_hook(disturb)
+    with torch.no_grad():
+        for router in routers_of(noisy):
+            for weights in router.parameters():
+                weights += NOISE * torch.randn(weights.shape, generator=generator)
     return noisy
 
 
@@ -87,14 +86,16 @@ def gap(model: Any, tree: CallTree, **settings: Any) -> float:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_trainer_has_the_samplers_probabilities_where_it_follows_its_routes(family: str) -> None:
     model = mixture(family)
-    tree = conversation(sampler_of(model))
+    sampler = sampler_of(model)
+    tree = conversation(sampler)
     for index, call in enumerate(tree.calls):
         experts = tree.experts_of(index)
         assert experts is not None and call.experts is not None
         assert experts.shape == (call.prompt_tokens + 19, len(routers_of(model)), 3)
         assert len(call.experts) == len(experts) - (0 if index == 0 else tree.calls[0].computed_tokens)
-    assert gap(model, tree, follows_sampler=True) < 1e-4
-    assert gap(model, tree) > 1e-2
+    assert gap(sampler, tree, follows_sampler=True) < 1e-4
+    assert gap(model, tree, follows_sampler=True) < 0.02
+    assert gap(model, tree) > 0.1
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -110,7 +111,7 @@ def test_the_gradient_is_that_of_a_model_whose_routers_choose_so(family: str, ch
         settings = TrainSettings(follows_sampler=True, gradient_checkpointing=checkpointing, max_tokens=budget)
         metrics = Updater(trained, settings).update(batch)
         assert metrics["tokens/routed_as_sampled"] == metrics["tokens/computed"]
-        assert metrics["loss/sampler_gap_max"] < 1e-4
+        assert metrics["loss/sampler_gap_max"] < 0.02
         found.append(metrics["train/grad_norm"])
     assert found[0] == pytest.approx(found[1], rel=1e-3)
 
