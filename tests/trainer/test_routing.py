@@ -22,7 +22,7 @@ from support.small_models import small_model
 from support.torch_helpers import ask
 
 FAMILIES = ["qwen3_moe", "gpt_oss"]
-NOISE = 1e-4
+NOISE = 1e-3
 """Of the sampler's router weights: far more than rounding, which differs between processors, and far less than what
 tells two experts apart that don't score alike."""
 
@@ -94,8 +94,8 @@ def test_the_trainer_has_the_samplers_probabilities_where_it_follows_its_routes(
         assert experts.shape == (call.prompt_tokens + 19, len(routers_of(model)), 3)
         assert len(call.experts) == len(experts) - (0 if index == 0 else tree.calls[0].computed_tokens)
     assert gap(sampler, tree, follows_sampler=True) < 1e-4
-    assert gap(model, tree, follows_sampler=True) < 0.02
-    assert gap(model, tree) > 0.1
+    assert gap(model, tree, follows_sampler=True) < 0.1
+    assert gap(model, tree) > 0.2
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -111,7 +111,7 @@ def test_the_gradient_is_that_of_a_model_whose_routers_choose_so(family: str, ch
         settings = TrainSettings(follows_sampler=True, gradient_checkpointing=checkpointing, max_tokens=budget)
         metrics = Updater(trained, settings).update(batch)
         assert metrics["tokens/routed_as_sampled"] == metrics["tokens/computed"]
-        assert metrics["loss/sampler_gap_max"] < 0.02
+        assert metrics["loss/sampler_gap_max"] < 0.1
         found.append(metrics["train/grad_norm"])
     assert found[0] == pytest.approx(found[1], rel=1e-3)
 
