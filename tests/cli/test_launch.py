@@ -71,7 +71,12 @@ def ajet(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", RUN, *arguments], stdout=subprocess.PIPE, text=True)
+    def heed_hangup() -> None:  # also where the tests run under nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, *arguments], stdout=subprocess.PIPE, text=True, preexec_fn=heed_hangup
+    )
 
 
 def is_alive(pid: int) -> bool:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -113,5 +114,6 @@ class Terminal:
 
 
 def _own_terminal() -> None:
-    """Ctrl-C that is typed reaches the program."""
+    """Ctrl-C that is typed reaches the program, and so does a terminal's end, also where the tests run under nohup."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
