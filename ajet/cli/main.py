@@ -102,12 +102,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line. Returns the exit code."""
     if argv is not None:
         return _guarded(list(argv))
-    _print_anything()
+    _mend_streams()
     return _ensure_exit(_guarded(sys.argv[1:]))
 
 
-def _print_anything() -> None:
-    """What the terminal's encoding lacks is escaped: no character that is printed ends a run."""
+def _mend_streams() -> None:
+    """Streams that were closed (`>&-`) lead nowhere, and what the terminal's encoding lacks is escaped: nothing that is
+    printed ends a run."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free descriptor: this one
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

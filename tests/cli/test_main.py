@@ -160,6 +160,17 @@ def test_an_encoding_that_lacks_a_character_is_no_crash() -> None:
     assert b"\\u2026" in ran.stdout
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_crash(tmp_path: Path, closed: str) -> None:
+    """Some daemons start programs so. What is opened first must not become standard output."""
+    show = "import sys; from ajet.cli.main import _mend_streams; _mend_streams(); sys.stdout.isatty()"
+    show += "; sys.stderr.write(''); file = open('first', 'w'); print('lost', flush=True); assert file.fileno() > 2"
+    line = f'exec "{sys.executable}" -c "{show}" {closed}'
+    environment = {**os.environ, "PYTHONPATH": str(Path(ajet.__file__).parents[1])}
+    ran = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert ran.returncode == 0 and (tmp_path / "first").read_text() == ""
+
+
 def test_a_folder_that_was_deleted_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     line = f'cd gone && rmdir ../gone && exec "{sys.executable}" -m ajet --conf x.yaml'
