@@ -121,7 +121,13 @@ def tiny_folder(name: str) -> Path:
     parsed = TinyName.parse(name)
     folder = cache_folder() / "tiny" / f"{parsed}-v{WEIGHTS_VERSION}.{TOKENIZER_VERSION}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder.parent}: {error.strerror}\n    tiny models are built there: "
+                "set AJET_CACHE to a folder that you may write"
+            ) from error
         draft = Path(tempfile.mkdtemp(prefix=f".{parsed}-", dir=folder.parent))
         try:
             write_model(draft, parsed)

@@ -26,6 +26,8 @@ from pathlib import Path
 
 import psutil
 
+from ajet.schema.errors import UserError
+
 STARTED_BY = "AJET_STARTED"
 """Environment variable with the id of the record that a process belongs to."""
 RAY_RUN = "AJET_RAY_RUN"
@@ -163,11 +165,23 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "ajet"
 
 
+def made_state_folder() -> Path:
+    """The same, made if needed. A container's user often has a home that can't be written."""
+    folder = state_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: {error.strerror}\n    ajet notes there what it starts, for `ajet --kill`: "
+            "set AJET_STATE_DIR to a folder that you may write"
+        ) from error
+    return folder
+
+
 @contextmanager
 def recorded(mark: str, name: str, prefix: str, pid: int, command: str) -> Iterator[None]:
     """Record a process for the duration of the block."""
-    folder = state_folder()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = made_state_folder()
     try:
         started = _start_time(psutil.Process(pid))
     except psutil.NoSuchProcess:

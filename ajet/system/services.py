@@ -24,7 +24,7 @@ import psutil
 
 from ajet.schema.errors import UserError
 from ajet.system.http_messages import is_loopback
-from ajet.system.processes import STARTED_BY, end_all, recorded, state_folder
+from ajet.system.processes import STARTED_BY, end_all, made_state_folder, recorded
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -201,9 +201,7 @@ def start_command(
 ) -> Iterator[Started]:
     """Start a recorded process, yield it, and end it and its children with the block."""
     mark = uuid.uuid4().hex
-    folder = state_folder()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    log_file = folder / f"{prefix}{name}-{mark[:8]}.log"
+    log_file = made_state_folder() / f"{prefix}{name}-{mark[:8]}.log"
     with log_file.open("wb") as output:
         process = subprocess.Popen(
             command,
