@@ -16,15 +16,13 @@ from ajet.backbone.local import why_no_gpu, why_unfit
 from ajet.backbone.plan import installed, requirement, version_range
 from ajet.config.kinds import TRACKERS, load
 from ajet.schema.install import TRAIN, install_command, missing_for_training
-from ajet.system.command_line import CommandParser
+from ajet.system.command_line import OPEN_FILES, CommandParser, open_more_files
 
 GIB = 1024**3
 MEMORY_GIB, DISK_GIB, SHARED_MEMORY_GIB = 4.0, 5.0, 1.0
 """Below these, the tiny models still run; a real model, its checkpoints, or Ray won't."""
 USES_WIDTH = 40
 """Width of the column that says what an absent package is for."""
-OPEN_FILES = 4096
-"""Each concurrent episode may hold a few sockets."""
 
 
 class Sign(StrEnum):
@@ -149,14 +147,10 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_limits() -> Iterator[Finding]:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = soft != resource.RLIM_INFINITY and soft < OPEN_FILES
-    if few:
-        possible = hard == resource.RLIM_INFINITY or hard >= OPEN_FILES
-        fix = f"ulimit -n {OPEN_FILES}" if possible else f"lower rollout.max_env_worker (the hard limit is {hard})"
-        yield Finding(Sign.WARNING, "open files", f"at most {soft}", fix)
+    if (files := open_more_files()) < OPEN_FILES:
+        yield Finding(
+            Sign.WARNING, "open files", f"at most {files}", "raise the hard limit, or lower rollout.max_env_worker"
+        )
     shared = shutil.disk_usage("/dev/shm").total / GIB if Path("/dev/shm").is_dir() else 0.0
     if shared < SHARED_MEMORY_GIB and (installed("verl") or installed("trinity-rft")):
         yield Finding(

@@ -201,9 +201,10 @@ def _run(find: Callable[[], Run], arguments: list[str]) -> int:
     """Find what runs a command, and run it. What the user can correct becomes one message and exit code 2."""
     from ajet.schema.errors import UserError
     from ajet.schema.install import missing_packages_named
-    from ajet.system.command_line import fail, place_advice, show_errors_as_asked
+    from ajet.system.command_line import fail, open_more_files, place_advice, show_errors_as_asked
 
     show_errors_as_asked(arguments)
+    open_more_files()
     try:
         os.getcwd()
     except FileNotFoundError:

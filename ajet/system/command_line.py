@@ -17,6 +17,7 @@ import errno
 import json
 import os
 import re
+import resource
 import shutil
 import sys
 from argparse import ArgumentParser
@@ -28,6 +29,9 @@ from ajet.schema.errors import EXIT_USER_ERROR, UserError
 from ajet.schema.printable import printable
 
 JSON_FLAG = "--json"
+OPEN_FILES = 4096
+"""How many files and connections a command asks to have open at once: each concurrent episode may hold a few, and many
+systems begin with 256 or 1,024."""
 _on_stdout = False
 
 
@@ -40,6 +44,16 @@ class CommandParser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ArgumentError(f"{message}\n    see: {self.prog} --help")
+
+
+def open_more_files() -> int:
+    """Ask for `OPEN_FILES`, as far as the system's hard limit lets us. Returns how many may be open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= OPEN_FILES:
+        return OPEN_FILES
+    possible = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    return possible
 
 
 def show_errors_as_asked(arguments: Sequence[str]) -> None:

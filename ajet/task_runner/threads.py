@@ -27,7 +27,7 @@ from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxSettings
 from ajet.observe.logs import TRACEBACK
 from ajet.schema.episode import EnvironmentRecord
-from ajet.schema.errors import LostThreadsError, WorkflowFault, at_user_line, condensed
+from ajet.schema.errors import LostThreadsError, UserError, WorkflowFault, at_user_line, condensed
 from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import (
@@ -186,7 +186,15 @@ class EpisodeThread(Generic[T]):
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Raises a `UserError` where the system gives no more threads or files: its episode would never end."""
+        try:
+            self._own_loop = new_loop()
+            self._thread.start()
+        except (OSError, RuntimeError) as error:
+            raise UserError(
+                f"one more episode can't be started here: {error}\n    lower ajet.rollout.max_env_worker, or raise the "
+                "limit of open files (`ulimit -n`) or of processes (`ulimit -u`, a container's pids limit)"
+            ) from error
 
     @property
     def alive(self) -> bool:
@@ -224,7 +232,7 @@ class EpisodeThread(Generic[T]):
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     def _main(self) -> None:
-        loop = new_loop()
+        loop = self._own_loop
         asyncio.set_event_loop(loop)
         try:
             try:

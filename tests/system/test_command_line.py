@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,19 @@ def test_an_unknown_flag_is_an_error_like_any_other(command: str, capsys: pytest
     assert main([command, "--no-such-flag"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and "--help" in said and len(said.splitlines()) <= 3
+
+
+FEW_FILES = """
+import resource
+from ajet.cli.main import main
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+main(["tools", "no_such_tool"])
+print(min(hard, 4096) if hard > 0 else 4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+def test_a_command_may_open_more_files_than_the_system_lets_programs_open_at_first() -> None:
+    ended = subprocess.run([sys.executable, "-c", FEW_FILES], capture_output=True, text=True, timeout=60)
+    wanted, soft = ended.stdout.split()
+    assert soft == wanted, ended.stderr

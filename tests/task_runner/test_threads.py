@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ajet.observe.logs import TRACEBACK
+from ajet.schema.errors import UserError
 from ajet.schema.user_code import load_symbol
 from ajet.task_runner.attempt import WorkflowResult
 from ajet.task_runner.environments import EnvironmentEndings
@@ -174,6 +175,37 @@ async def interrupt_many() -> None:
             await asyncio.sleep(0.003)
         stuck = [thread.stack() for thread in started if thread.alive]
         assert not stuck, stuck[0]
+
+
+NO_MORE_FILES = """
+import asyncio, resource
+from ajet.schema.errors import UserError
+from ajet.task_runner.threads import EpisodeThreads
+
+async def start_many():
+    threads = EpisodeThreads()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+    try:
+        return [threads.start(lambda: asyncio.sleep(60)) for _ in range(40)]
+    except UserError as error:
+        print(error)
+
+asyncio.run(start_many())
+"""
+
+
+def test_where_no_more_files_may_be_opened_an_episode_ends_instead_of_waiting_for_ever() -> None:
+    ended = subprocess.run([sys.executable, "-c", NO_MORE_FILES], capture_output=True, text=True, timeout=60)
+    assert "Too many open files\n    lower ajet.rollout.max_env_worker" in ended.stdout, ended.stderr
+
+
+def test_where_no_more_threads_may_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")  # what Python says at the system's limit
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(UserError, match="lower ajet\\.rollout\\.max_env_worker"):
+        EpisodeThreads().start(lambda: asyncio.sleep(0))
 
 
 if __name__ == "__main__":
