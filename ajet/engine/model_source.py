@@ -155,6 +155,21 @@ class ModelSource:
             constants.HF_HUB_OFFLINE = True
 
 
+def stored_weights(folder: Path, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The weights in a Hugging Face folder, by their names in this model: a file names each expert's, the model all
+    experts' together. Raises a `ValueError` if they are another model's."""
+    kind: Any = type(model)
+    with LOADING, _no_progress_bar():
+        loaded, found = kind.from_pretrained(
+            folder, config=model.config, dtype=model.dtype, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    for what in ("missing", "unexpected", "mismatched"):
+        if names := sorted(map(str, found[f"{what}_keys"])):
+            raise ValueError(f"{what}: {', '.join(names[:3])}")
+    weights: dict[str, torch.Tensor] = loaded.state_dict()
+    return weights
+
+
 @cache
 def known_shapes() -> dict[str, dict[str, Any]]:
     """The config.json of well-known models, as far as it decides their sizes, by hub id."""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors import SafetensorError
 
+from ajet.engine.model_source import stored_weights
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -286,24 +287,17 @@ def _read_reference(trainer: Updater, path: Path) -> None:
 
 def _read_weights(model: Any, path: Path) -> None:
     """Read weights in place, so that an engine that shares the parameters keeps sharing them."""
-    from safetensors.torch import load_file
-
     with_adapter = (path / "adapter").is_dir()
     if with_adapter != hasattr(model, "peft_config"):
         now, then = ("without", "with") if with_adapter else ("with", "without")
         raise ValueError(f"this run is {now} LoRA, the checkpoint's was {then} it")
     if with_adapter:
         from peft import set_peft_model_state_dict
+        from safetensors.torch import load_file
 
         set_peft_model_state_dict(model, load_file(path / "adapter" / "adapter_model.safetensors"))
         return
-    stored: dict[str, Tensor] = {}
-    for file in sorted((path / "hf").glob("*.safetensors")):
-        stored.update(load_file(file))
-    missing, unexpected = model.load_state_dict(stored, strict=False)
-    tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
-    if unexpected or set(missing) - tied:
-        raise ValueError(f"missing {sorted(set(missing) - tied)[:3]}, unexpected {unexpected[:3]}")
+    model.load_state_dict(stored_weights(path / "hf", model))
 
 
 def _random_states() -> dict[str, Tensor]:

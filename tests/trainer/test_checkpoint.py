@@ -186,6 +186,16 @@ def test_a_trainer_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert second.updates == straight.updates
 
 
+def test_experts_come_back_whatever_names_the_files_give_them(tmp_path: Path) -> None:
+    options = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "pad_token_id": 0}
+    first, second = (Updater(small_model("qwen3_moe", seed=seed, **options), SETTINGS) for seed in (0, 5))
+    first.update(credited_batch(0))
+    found = CheckpointFolder(tmp_path).save(1, {}, lambda path: write_trainer(first, None, path))
+    assert found is not None
+    read_trainer(second, found)
+    assert gap(weights(first.model), weights(second.model)) == 0.0
+
+
 def test_a_moving_reference_and_coefficient_resume_bit_for_bit(tmp_path: Path) -> None:
     settings = TrainSettings(
         LossSettings(kl_coef=0.1), OptimSettings(lr=1e-2, eps=1e-5, schedule="linear", total_steps=9, warmup_steps=2),

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from ajet.engine.base import StopMatch, StopRule, check_request
+from ajet.engine.model_source import stored_weights
 from ajet.engine.torch.commands import (
     CancelReply,
     Close,
@@ -377,8 +378,14 @@ def free_bytes(device: torch.device) -> int:
 
 
 def load_into(model: PreTrainedModel, source: Any) -> None:
-    """Copy weights from a state dict or a folder of safetensors files: all of them fit, or none is changed."""
-    weights = source if isinstance(source, Mapping) else read_folder(Path(source))
+    """Copy weights from a state dict or a Hugging Face folder: all of them fit, or none is changed."""
+    if isinstance(source, Mapping):
+        weights = source
+    else:
+        try:
+            weights = stored_weights(Path(source), model)
+        except (OSError, ValueError) as error:
+            raise EngineError(f"the weights in {source} can't be served as this model's: {error}") from error
     own = model.state_dict()
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     missing = sorted(own.keys() - weights.keys() - tied)
@@ -393,16 +400,3 @@ def load_into(model: PreTrainedModel, source: Any) -> None:
     with torch.no_grad():
         for name, value in weights.items():
             own[name].copy_(value)
-
-
-def read_folder(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a Hugging Face folder."""
-    from safetensors.torch import load_file
-
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise EngineError(f"{folder} has no .safetensors file")
-    weights: dict[str, torch.Tensor] = {}
-    for file in files:
-        weights |= load_file(file)
-    return weights
