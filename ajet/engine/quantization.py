@@ -61,11 +61,6 @@ def quantise(model: Any, device: str) -> Any:
     return model.to(device)
 
 
-def is_quantised(model: Any) -> bool:
-    """Whether some of its weights are stored in 4 bits."""
-    return any(_packed(parameter) for parameter in model.parameters())
-
-
 def parameter_count(parameter: Parameter) -> int:
     """How many weights it holds: a byte of packed ones has two."""
     return parameter.numel() * (2 if _packed(parameter) else 1)
@@ -88,25 +83,30 @@ def whole_weight(layer: Any) -> Tensor:
 
 
 def merged_weights(model: Any) -> dict[str, Tensor]:
-    """The weights of a model with adapters, by their names in the model alone: whole, the adapters added, in main
-    memory."""
+    """What a model with adapters saves, by the names in the model alone: whole, the adapters added, in main memory."""
     base = model.get_base_model()
     found: dict[str, Tensor] = {}
     with torch.no_grad():
         for name, module in base.named_modules():
             if hasattr(module, "get_delta_weight"):
-                weight = whole_weight(module.base_layer)
+                of = getattr(module, "parameter_name", "weight")  # experts have several
+                layer = module.get_base_layer()
+                weight = whole_weight(layer) if of == "weight" else getattr(layer, of)
                 for adapter in module.active_adapters:
                     weight = weight + module.get_delta_weight(adapter).to(weight.dtype)
-                found[f"{name}.weight"] = weight.cpu()
-                if module.base_layer.bias is not None:
-                    found[f"{name}.bias"] = module.base_layer.bias.cpu()
+                found[f"{_bare(name)}.{of}"] = weight.cpu()
             elif is_linear(module) and _packed(module.weight) and not name.endswith(".base_layer"):
                 found[f"{name}.weight"] = whole_weight(module).cpu()
-        for name, parameter in base.named_parameters():
-            if name not in found and not _packed(parameter) and ".base_layer." not in name and ".lora_" not in name:
-                found[name] = parameter.detach().cpu()
+        saved = base.state_dict().keys()
+        for name, tensor in (*base.named_parameters(), *base.named_buffers()):
+            if name in saved and _bare(name) not in found and not _packed(tensor) and ".lora_" not in name:
+                found[_bare(name)] = tensor.detach().cpu()
     return found
+
+
+def _bare(name: str) -> str:
+    """Without the wrappings of adapters."""
+    return name.replace(".base_layer", "")
 
 
 def _packed(weight: Any) -> bool:

@@ -239,15 +239,10 @@ def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
     # a progress bar per checkpoint would break up the run's output
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if hasattr(model, "disable_adapter"):
-        import copy
-
-        from ajet.engine.quantization import is_quantised, merged_weights
+        from ajet.engine.quantization import merged_weights
 
         model.save_pretrained(folder / "adapter")
-        if is_quantised(model):
-            model.get_base_model().save_pretrained(folder / "hf", state_dict=merged_weights(model))
-        else:
-            copy.deepcopy(model).merge_and_unload().save_pretrained(folder / "hf")
+        model.get_base_model().save_pretrained(folder / "hf", state_dict=merged_weights(model))
     else:
         model.save_pretrained(folder / "hf")
     if tokenizer is not None:

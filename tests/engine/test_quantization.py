@@ -61,6 +61,10 @@ def written_out(dtype: torch.dtype = torch.float32) -> Any:
     return adapted(whole)
 
 
+def is_packed(model: Any) -> bool:
+    return any(each.dtype is torch.uint8 for each in model.parameters())
+
+
 def gradient(model: Any) -> dict[str, torch.Tensor]:
     """Of one update, as the optimiser gets it, with packs as trees."""
     trainer = Updater(model, SETTINGS)
@@ -106,7 +110,7 @@ def test_only_frozen_linear_layers_are_in_4_bits_and_take_what_the_plan_says() -
     model = in_4_bits()
     packed = {name for name, each in model.named_parameters() if each.dtype is torch.uint8}
     assert len(packed) == 2 * 7 and all(name.endswith("base_layer.weight") for name in packed)
-    assert not any(four_bits.is_quantised(module) for module in (small_model(), written_out()))
+    assert not any(is_packed(module) for module in (small_model(), written_out()))
     for _, layer in four_bits.linear_layers(model):
         if layer.weight.dtype is torch.uint8:
             state = layer.weight.quant_state
@@ -150,7 +154,7 @@ def test_a_run_samples_and_trains_the_same_policy(tmp_path: Path, monkeypatch: p
     assert [step["step"] for step in steps] == [1, 2]
     assert all(step["train/updates"] == 1 and step["loss/sampler_gap_max"] < 1e-3 for step in steps)
     plain: Any = ModelSource.resolve(metrics.parent / "hf").model("float32")
-    assert not four_bits.is_quantised(plain)
+    assert not is_packed(plain)
 
 
 def test_without_bitsandbytes_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

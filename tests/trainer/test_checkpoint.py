@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,15 @@ import torch
 
 from ajet.backbone.local.learner import with_adapters
 from ajet.config.root import LoraConfig
-from ajet.trainer.checkpoint import MARKER, CheckpointError, CheckpointFolder, load, read_trainer, write_trainer
+from ajet.trainer.checkpoint import (
+    MARKER,
+    CheckpointError,
+    CheckpointFolder,
+    load,
+    read_trainer,
+    write_model,
+    write_trainer,
+)
 from ajet.trainer.loss import AdaptiveKL, LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.trainer import TrainSettings, Updater
@@ -300,6 +309,25 @@ def test_a_lora_checkpoint_holds_adapter_and_merged_weights(tmp_path: Path) -> N
     read_trainer(restored, found)
     with torch.no_grad():
         assert torch.allclose(merged(ids).logits, restored.model(ids).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("modules", ["all-linear", ["down_proj"]])
+def test_merged_experts_and_what_is_no_parameter_are_saved(tmp_path: Path, modules: str | list[str]) -> None:
+    from ajet.engine.model_source import ModelSource
+
+    layers = {"first_k_dense_replace": 1, "n_routed_experts": 4, "moe_intermediate_size": 16, "pad_token_id": 0}
+    routes = {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    trained = with_adapters(small_model("glm4_moe", **layers, **routes), LoraConfig(rank=2, target_modules=modules))
+    assert any(type(module).__name__ == "ParamWrapper" for module in trained.modules())
+    with torch.no_grad():
+        for name, value in (*trained.named_parameters(), *trained.named_buffers()):
+            if "lora_" in name or "e_score_correction_bias" in name:
+                value.normal_(0.0, 0.1)
+    write_model(trained, None, tmp_path)
+    saved: Any = ModelSource.resolve(tmp_path / "hf").model("float32")
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        assert torch.allclose(saved(ids).logits, trained(ids).logits, atol=1e-4)
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
