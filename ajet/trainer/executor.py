@@ -271,11 +271,12 @@ class CostModel:
         """The model's costs in floating point operations; fixed costs as the operations that would take as long."""
         config = model.config.get_text_config()
         layers = config.num_hidden_layers
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        heads = getattr(config, "num_attention_heads", 0)  # 0: no layer attends
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
         embedding = config.vocab_size * config.hidden_size
         weights = max(sum(map(parameter_count, model.parameters())) - embedding, 1)
         # forward + backward: 6 per weight, 14 per pair and channel, at the same speed (measured)
-        pair = 14.0 * layers * config.num_attention_heads * head_size
+        pair = 14.0 * layers * heads * head_size
         return cls(token=6.0 * weights, pair=pair, block=BLOCK_OPERATIONS * layers, batch=BATCH_OPERATIONS * layers)
 
     def estimate(self, packs: Sequence[Pack], budget: int = 1 << 30) -> float:
