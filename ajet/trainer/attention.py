@@ -197,14 +197,30 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, sees: Tensor | None, rule:
     return share.to(value.dtype) @ value
 
 
+STRIP = 2048
+"""Queries whose pairs with all keys exist at a time, to find out which blocks of a mask hold any."""
+
+
 def _flex_block_mask(ends_N: Tensor, depth_N: Tensor, visibility: Visibility) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
+    from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
     def sees(_batch: Tensor, _head: Tensor, asking: Tensor, seen: Tensor) -> Tensor:
         first: Tensor = visibility.first(depth_N[asking])
         return (seen <= asking) & (asking < ends_N[seen]) & (depth_N[seen] >= first)
 
-    return create_block_mask(sees, None, None, len(ends_N), len(ends_N), device=str(ends_N.device))
+    def sees_from(start: int) -> Any:
+        return lambda batch, head, asking, seen: sees(batch, head, asking + start, seen)
+
+    length, device = len(ends_N), str(ends_N.device)
+    strips: list[Any] = [
+        create_block_mask(sees_from(start), None, None, min(STRIP, length - start), length, device=device)
+        for start in range(0, length, STRIP)
+    ]
+    kinds = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+    tables: dict[str, Any] = {kind: torch.cat([getattr(strip, kind) for strip in strips], dim=2) for kind in kinds}
+    return BlockMask.from_kv_blocks(
+        **tables, BLOCK_SIZE=strips[0].BLOCK_SIZE, mask_mod=sees, seq_lengths=(length, length)
+    )
 
 
 @cache
@@ -226,10 +242,8 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, rule: 
     if rule.sinks_H is None:
         output: Tensor = _run_flex(query, key, value, **arguments)
         return output.transpose(1, 2)
-    try:
-        from torch.nn.attention.flex_attention import AuxRequest
-    except ImportError as error:
-        raise UnsupportedAttentionError("attention sinks need PyTorch 2.9 on a GPU") from error
+    from torch.nn.attention.flex_attention import AuxRequest
+
     output, aux = _run_flex(query, key, value, return_aux=AuxRequest(lse=True), **arguments)
     share_1HN = torch.sigmoid(aux.lse - rule.sinks_H.float()[None, :, None])
     return (output * share_1HN[..., None].to(output.dtype)).transpose(1, 2)

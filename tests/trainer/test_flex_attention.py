@@ -29,11 +29,6 @@ FORMATS = {torch.float64: 1e-7, torch.float32: 1e-4, torch.bfloat16: 0.03, torch
 HEADS, GROUPS, SIZE = 4, 2, 16
 
 
-def need_sinks(wanted: bool) -> None:
-    if wanted and not hasattr(library, "AuxRequest"):
-        pytest.skip("attention sinks need PyTorch 2.9")
-
-
 @pytest.fixture
 def in_eager_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_compiled_flex", lambda: library.flex_attention)
@@ -63,8 +58,12 @@ def test_its_mask_is_the_dense_one(visibility: Visibility) -> None:
         assert torch.equal(shown, plan.sees(visibility))
 
 
+@pytest.mark.parametrize("strip", [256, 4096])
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=visibility_name)
-def test_the_blocks_that_it_leaves_out_are_empty_and_those_called_full_are(visibility: Visibility) -> None:
+def test_the_blocks_that_it_leaves_out_are_empty_and_those_called_full_are(
+    visibility: Visibility, strip: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "STRIP", strip)
     pack = pack_of(5, groups=12, repeat=8)
     plan = plan_of(pack)
     mask = plan.flex_mask(visibility)
@@ -102,7 +101,6 @@ def test_it_gives_what_a_dense_mask_gives_forward_and_backward(
     kind: str, dtype: torch.dtype, in_eager_mode: None
 ) -> None:
     rule = RULES[kind](dtype)
-    need_sinks(rule.sinks_H is not None)
     plan = plan_of(pack_of(2))
     torch.manual_seed(0)
     shapes = [(1, heads, len(plan.ends_N), SIZE) for heads in (HEADS, GROUPS, GROUPS)]
@@ -144,7 +142,6 @@ def gradients(model: Any, items: list[Item]) -> dict[str, Tensor]:
 def test_models_have_the_same_gradient_with_it(
     family: str, in_eager_mode: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    need_sinks(family == "gpt_oss")
     options = {"head_dim": SIZE}
     model = windowed_model(family, **options) if family in WINDOWED else small_model(family, **options)
     items = items_of(credited_batch(3, groups=2, repeat=3))
