@@ -211,7 +211,7 @@ class PackForward:
             arguments[ROUTES] = torch.from_numpy(pack.experts).to(_device(model))[None].long()
         if self.liger:
             return run_fused(model, arguments, None, pack.edges)
-        return run_edges(model, arguments, None, pack.edges, entropy, _chunk(model, pack, self.chunk))
+        return run_edges(model, arguments, None, pack.edges, entropy, _chunk(model, len(pack.edges), self.chunk))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,6 @@ class RowForward:
         rows = pack.rows
         row_starts = np.array([start for start, _ in rows])
         edge_row = np.searchsorted(row_starts, pack.edges.position, side="right") - 1
-        chunk = _chunk(model, pack, self.chunk)
         parts, order = [], []
         alone = length_dependent_rope(model) is not None  # together, rows would change each other's positions
         for batch in row_batches(pack, 1 if alone else self.budget):
@@ -268,7 +267,8 @@ class RowForward:
             if self.liger:
                 parts.append(run_fused(model, arguments, lines, chosen))
             else:
-                parts.append(run_edges(model, arguments, lines, chosen, entropy, chunk))
+                together = len(batch) * len(np.unique(columns))
+                parts.append(run_edges(model, arguments, lines, chosen, entropy, _chunk(model, together, self.chunk)))
             order.append(edges)
         back = torch.from_numpy(np.argsort(np.concatenate(order), kind="stable")).to(device)
         logprob_E = torch.cat([part.logprob_E for part in parts])[back]
@@ -329,10 +329,10 @@ def _select(edges: Edges, chosen: np.ndarray, position: np.ndarray) -> Edges:
     )
 
 
-def _chunk(model: Any, pack: Pack, asked: int | None) -> int | None:
-    """How many positions get their logits at a time; None if those of the whole pack may exist together."""
+def _chunk(model: Any, positions: int, asked: int | None) -> int | None:
+    """How many positions get their logits at a time; None if those of all may exist together."""
     size = chunk_positions(vocabulary_of(model)) if asked is None else asked
-    return size if 0 < size < len(pack.edges) else None
+    return size if 0 < size < positions else None
 
 
 def run_edges(

@@ -73,6 +73,17 @@ def test_chunks_change_nothing(family: str, entropy: Entropy) -> None:
             assert worst(whole, found(model, forward(chunk), pack, entropy)) < 1e-5
 
 
+def test_rows_that_end_in_many_places_get_logits_only_where_they_are_trained() -> None:
+    model = small_model()
+    (pack,) = make_packs(items_of(credited_batch(5)), Layout.FLAT)
+    most = len(pack.edges)
+    at_once: list[int] = []
+    hook = model.lm_head.register_forward_hook(lambda _head, _given, logits: at_once.append(logits[..., 0].numel()))
+    RowForward(chunk=most)(model, pack)
+    hook.remove()
+    assert sum(at_once) >= most and max(at_once) <= most
+
+
 def test_two_mini_batches_of_ragged_calls_update_alike() -> None:
     batch = credited_batch(4)
     results = []
