@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from ajet.engine.base import EnginePlacement, OnTokens, check_request
 from ajet.engine.remote_client import RemoteClient, RemoteSettings
 from ajet.schema.chat import Completion, EngineCapabilities, FinishReason, GenerateRequest, TokenChunk
 from ajet.schema.errors import EngineError, GenerationTimeoutError
+
+ABORT_SECONDS = 1.0
+"""How long a request that nobody waits for any more may take to be aborted."""
 
 
 class SglangEngine:
@@ -73,7 +77,9 @@ class SglangEngine:
             answer = await self.client.post("/generate", body, sticky=request.session_id)
         except asyncio.CancelledError:
             if not self._closed:
-                await self.client.control("/abort_request", {"rid": name})
+                with suppress(EngineError, TimeoutError):  # a server that can't be told ends the request by itself
+                    async with asyncio.timeout(ABORT_SECONDS):
+                        await self.client.control("/abort_request", {"rid": name})
             raise
         return read_answer(answer, request, self._version)
 

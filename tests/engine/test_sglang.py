@@ -84,6 +84,32 @@ def test_a_late_request_is_aborted_at_the_server(server: Server) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("abort_s", [0.0, 3.0], ids=["refuses", "is frozen"])
+def test_a_server_that_can_not_abort_keeps_nobody_waiting(server: Server, abort_s: float) -> None:
+    def handle(path: str, body: dict[str, Any], key: str) -> Answer:
+        if path == "/abort_request":
+            time.sleep(abort_s)
+            return 500, {}, {"error": "it can't"}
+        time.sleep(0.5)
+        return sglang(path, body, key)
+
+    async def scenario() -> None:
+        engine = new_engine(server)
+        began = time.monotonic()
+        with pytest.raises(GenerationTimeoutError):
+            await engine.generate(GenerateRequest([1], Sampling(), deadline_s=0.1))
+        left = asyncio.create_task(engine.generate(GenerateRequest([1], Sampling())))
+        await asyncio.sleep(0.1)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        assert time.monotonic() - began < 2.8
+        await engine.aclose()
+
+    server.handle = handle
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     "content", [{}, {"meta_info": {"output_token_logprobs": [], "finish_reason": {"type": "stop"}}}]
 )
