@@ -152,7 +152,7 @@ class RemoteClient:
             await response.aread()
             try:
                 answer = response.json()
-            except json.JSONDecodeError as error:
+            except ValueError as error:  # its encoding, too
                 raise TransientError(EngineError(f"the server's answer isn't JSON: {response.text[:200]!r}")) from error
             if not isinstance(answer, dict):
                 raise EngineError(f"the server's answer isn't a JSON object: {response.text[:200]!r}")

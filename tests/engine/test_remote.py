@@ -252,7 +252,16 @@ def test_a_server_without_token_ids_can_be_talked_to_but_not_trained(server: Ser
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("content", [[], "x", {"choices": []}, {"choices": [{"token_ids": [1], "logprobs": {}}]}])
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        "x",
+        "gesperrt für Gäste".encode("latin-1"),
+        {"choices": []},
+        {"choices": [{"token_ids": [1], "logprobs": {}}]},
+    ],
+)
 def test_a_malformed_answer_is_typed(server: Server, content: Any) -> None:
     async def scenario() -> None:
         engine = RemoteEngine(settings(server, max_attempts=2))

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Answer = tuple[int, dict[str, str], Any]
-"""Status, headers, content. A list is sent as a stream of events, anything else as JSON."""
+"""Status, headers, content. A list is sent as a stream of events, bytes as they are, anything else as JSON."""
 Handle = Callable[[str, dict[str, Any], str], Answer]
 
 
@@ -36,8 +36,8 @@ class Server:
                 self.send(200 if get else 405, {}, get(self.path) if get else {})
 
             def send(self, status: int, headers: dict[str, str], content: Any) -> None:
-                streamed = isinstance(content, list)
-                data = events(content) if streamed else json.dumps(content).encode()
+                data = events(content) if isinstance(content, list) else content
+                data = data if isinstance(data, bytes) else json.dumps(data).encode()
                 self.send_response(status)
                 for name, value in {**headers, "content-length": str(len(data))}.items():
                     self.send_header(name, value)
