@@ -6,6 +6,7 @@ The processes are stand-ins (`fake_vllm_server.py`); `test_vllm_real.py` runs th
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -112,6 +113,23 @@ def test_workers_that_end_after_their_server_remove_their_shared_memory(tmp_path
     left = block.exists()
     block.unlink(missing_ok=True)
     assert not left
+
+
+def test_what_has_ended_is_sent_no_more_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may be another program's by then."""
+    settings = VllmSettings("m", log_folder=tmp_path, start_timeout_s=20.0)
+    sent: list[Any] = []
+
+    async def scenario() -> None:
+        server = VllmServer(settings, 0, lambda _, port: [sys.executable, str(FAKE), str(port), str(tmp_path / "told")])
+        await server.start()
+        await server.stop()
+        monkeypatch.setattr(os, "killpg", lambda *signal: sent.append(signal))
+        await server.stop()
+
+    asyncio.run(scenario())
+    gc.collect()
+    assert not sent
 
 
 def test_a_server_ends_when_its_owner_is_killed(tmp_path: Path) -> None:

@@ -290,7 +290,8 @@ class VllmServer:
                 env={**os.environ, **server_environment(self._settings, self._index, self.key)},
                 start_new_session=True,  # a process group of its own, so that its workers can be stopped too
             )
-        weakref.finalize(self, _signal_group, self._process, signal.SIGKILL)  # also when the interpreter ends
+        # also when the interpreter ends
+        self._at_exit = weakref.finalize(self, _signal_group, self._process, signal.SIGKILL)
         try:
             await self._wait_until_healthy()
         except BaseException:
@@ -346,6 +347,8 @@ class VllmServer:
             await asyncio.sleep(0.05)
         _signal_group(process, signal.SIGKILL)
         await asyncio.to_thread(process.wait)
+        self._process = None  # its number may soon be another's
+        self._at_exit.detach()
 
     def log_tail(self) -> str:
         """Return what it has written since it was last started, or the end of that."""
