@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -192,18 +193,23 @@ TREE_AND_ROWS: tuple[Way, Way] = (PackForward(), Layout.TREE), (RowForward(), La
 
 def _difference(model: Any, items: Sequence[Item], one: Way, other: Way, *, gradients: bool) -> str | None:
     values, gradient = _computed(model, *one, items, gradients=gradients)
+    gradient = [each.cpu() for each in gradient]  # a GPU may have no room for two gradients of all weights
     expected, expected_gradient = _computed(model, *other, items, gradients=gradients)
     tolerance = TOLERANCE[next(model.parameters()).dtype]
     gap = float((values - expected).abs().max())
     norm = max(_norm(expected_gradient), 1e-12)
-    off = _norm([a - b for a, b in zip(gradient, expected_gradient, strict=True)])
+    off = _norm(_exact(a.to(b.device)) - _exact(b) for a, b in zip(gradient, expected_gradient, strict=True))
     if gap <= tolerance and off <= tolerance * norm:
         return None
     return f"logprobs differ by up to {gap:.2g} and gradients by {off / norm:.2g} of their norm"
 
 
-def _norm(gradients: Sequence[torch.Tensor]) -> float:
-    return float(torch.stack([gradient.norm() for gradient in gradients]).norm()) if gradients else 0.0
+def _norm(gradients: Iterable[torch.Tensor]) -> float:
+    return math.hypot(*(float(_exact(gradient).norm()) for gradient in gradients))
+
+
+def _exact(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to(torch.promote_types(gradient.dtype, torch.float32))
 
 
 def _computed(
@@ -217,8 +223,7 @@ def _computed(
             return logprob_E, []
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         found = torch.autograd.grad(logprob_E.mean(), trained, allow_unused=True)
-    filled = [torch.zeros_like(p) if g is None else g for p, g in zip(trained, found, strict=True)]
-    return logprob_E.detach(), [gradient.float() for gradient in filled]
+    return logprob_E.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(trained, found, strict=True)]
 
 
 @contextmanager

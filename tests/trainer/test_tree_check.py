@@ -14,6 +14,7 @@ from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer import attention, executor
 from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit
 from ajet.trainer.executor import check_trees, tree_support
+from ajet.trainer.footprint import LiveBytes
 from ajet.trainer.forward import RowForward
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Layout, items_of, make_packs
@@ -169,3 +170,13 @@ def test_longrope_is_fixed_to_the_factors_of_one_length() -> None:
         assert not torch.allclose(plain(input_ids=ids[:, :8]).logits, row[:, :8], atol=1e-2)
     assert tree_support(plain) is not None
     assert tree_support(long) is None and check_trees(long, items_of(credited_batch(3))) is None
+
+
+def test_the_comparison_holds_two_gradients_in_their_own_format() -> None:
+    """And one of them in main memory: trainers that keep copies and moments there have no room for more on a GPU."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "initializer_range": 0.05}
+    model = small_model(**sizes).to(torch.bfloat16)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    with LiveBytes([*model.parameters(), *model.buffers()]) as counter:
+        assert check_trees(model, items_of(credited_batch(groups=1, repeat=2))) is None
+    assert 2 * size < max(counter.peaks.values()) < 4.5 * size
