@@ -20,6 +20,7 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.failures import ModelCallWatch, warn_of
 from ajet.backbone.metrics import episode_metrics, is_success, played
 from ajet.context_tracker import describe_reasons
+from ajet.observe.episode_codec import conversation
 from ajet.observe.progress_state import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.chat import Message, plain_text
@@ -111,9 +112,9 @@ class EpisodeView(View):
         if query:
             self._line(f"   {shortened(query, 200)}", "dim")
         told: list[Message] = []
-        for call in episode.tree.calls:
+        for index, call in enumerate(episode.tree.calls):
             self._call(call, told)
-            told = [*_history(call, episode.tree.calls), call.reply]
+            told = conversation(episode.tree, index)
         style = "green" if is_success(episode, self._threshold) else "yellow" if episode.usable else "red"
         self._line(f"   {in_short(episode)}", style)
         if episode.failure is not None:
@@ -189,14 +190,6 @@ class EpisodeView(View):
     def _line(self, text: str, style: str = "") -> None:
         """Print text as it is: a model's output is neither markup nor terminal control codes."""
         self._console.print(printable(text), style=style or None, markup=False)
-
-
-def _history(call: Call, calls: list[Call]) -> list[Message]:
-    """The whole conversation before a call's reply."""
-    if call.extends == ROOT:
-        return call.new_messages
-    before = calls[call.extends]
-    return [*_history(before, calls), before.reply, *call.new_messages]
 
 
 def _alike(one: Message, other: Message) -> bool:

@@ -71,6 +71,12 @@ def test_a_branch_is_shown_from_where_it_parts(capsys: pytest.CaptureFixture[str
     assert "branch: reply_cut_by_length" in text and "user: again" in text
 
 
+def test_a_conversation_of_a_thousand_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    calls = [call("c0", 0, new_messages=[USER], reply=CALLING)]
+    calls += [call(f"c{turn}", turn, new_messages=[RESULT], reply=CALLING, extends=turn - 1) for turn in range(1, 1100)]
+    assert "solver · turn 1100 (" in shown(capsys, *calls, reward=1.0)
+
+
 def test_a_failure_with_the_users_lines(capsys: pytest.CaptureFixture[str]) -> None:
     failure = Failure("KeyError", "'x'", 'File "agent.py", line 3\n    boom()\n')
     text = shown(capsys, status=EpisodeStatus.WORKFLOW_ERROR, failure=failure)
