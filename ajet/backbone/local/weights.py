@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from safetensors import SafetensorError
+
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import ConfigError
@@ -111,10 +113,10 @@ class WeightFolder:
         draft = self._root / f".{final.name}"
         try:
             model.save_pretrained(draft)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise ConfigError(
                 f"ajet.rollout.weights_folder: the weights of version {version} could not be written to {self._root} "
-                f"({error.strerror or error}): name a folder with more room"
+                f"({getattr(error, 'strerror', None) or error}): name a folder with more room"
             ) from error
         draft.rename(final)
         self._written.append(final)

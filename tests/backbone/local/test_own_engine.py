@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -337,6 +338,20 @@ def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path, settings: Any
     (tmp_path / "weights").write_text("a file")
     with pytest.raises(ConfigError, match=r"rollout\.weights_folder: .*weights can't be written"):
         WeightFolder(settings, "cpu")
+
+
+def test_a_folder_without_room_is_named(settings: Any) -> None:
+    sync = WeightFolder(settings, "cpu")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(
+            ConfigError, match=r"rollout\.weights_folder: the weights of version 1 could not be written"
+        ):
+            sync.source(sync.model, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sync.close()
 
 
 # ---------------------------------------------------------------- wrong input
