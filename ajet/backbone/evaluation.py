@@ -318,7 +318,8 @@ def fingerprint(config: Config, tasks: Sequence[Task]) -> dict[str, str]:
     files = set[Path]()
     for file in user_files(config):
         _with_imports(file.resolve(), files)
-    found |= {f"code {file.name}": _digest(file.read_bytes()) for file in sorted(files)}
+    for name in sorted({file.name for file in files}):  # packages have an `__init__.py` each
+        found[f"code {name}"] = _digest(b"".join(file.read_bytes() for file in sorted(files) if file.name == name))
     agent = config.ajet.rollout.user_workflow or ""
     if agent.startswith(f"{PROGRAM}{ARROW}"):
         symbol = inspect.unwrap(getattr(sys.modules[PROGRAM], agent.partition(ARROW)[2]))
@@ -329,17 +330,23 @@ def fingerprint(config: Config, tasks: Sequence[Task]) -> dict[str, str]:
 
 
 def _with_imports(file: Path, found: set[Path]) -> None:
-    """A file of the user's, and those beside it that it imports."""
+    """A file of the user's, and those beside it or in packages beside it that it imports."""
     if file in found or not file.is_file():
         return
     found.add(file)
     for node in ast.walk(ast.parse(file.read_bytes())):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        home, names = file.parent, list[str]()
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):  # each name may be a module
+            home = file.parents[max(node.level - 1, 0)]
+            names = [f"{node.module or ''}.{alias.name}".lstrip(".") for alias in node.names]
         for name in names:
-            place = file.parent.joinpath(*name.split("."))
-            _with_imports(place / "__init__.py", found)
-            _with_imports(place.with_suffix(".py"), found)
+            place = home
+            for part in name.split("."):
+                place /= part
+                _with_imports(place / "__init__.py", found)
+                _with_imports(place.with_suffix(".py"), found)
 
 
 def _matters(key: str) -> bool:

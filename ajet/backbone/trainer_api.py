@@ -284,10 +284,10 @@ def evaluate(
         raise UserError(f"evaluate: repeats={repeats}: at least 1")
     trainer = Trainer(config, **keywords)
     file = Path(tasks) if isinstance(tasks, str | os.PathLike) else None
-    keys = {"backbone": "debug", **model_keys(os.fspath(model), keywords.get("engine") or "torch")}
-    if file is not None:
-        keys |= tasks_keys(file)
+    keys = {"backbone": "debug", **model_keys(os.fspath(model), "torch"), **(tasks_keys(file) if file else {})}
     made = trainer._config(agent, None, None if file else tasks, keys, val_argument="tasks")
+    rollout = made.ajet.rollout  # its engine may be a server's, with which a model that is loaded here is not played
+    rollout.engine = model_keys(os.fspath(model), rollout.engine).get("rollout.engine", rollout.engine)
     cell = EvaluationCell.of(
         made,
         repeats,

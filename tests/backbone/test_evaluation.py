@@ -82,6 +82,19 @@ def test_a_file_of_tasks(hosted: Server, tmp_path: Path) -> None:
         played(hosted, repeats=0)
 
 
+def test_a_model_that_is_loaded_here_is_not_asked_of_the_server_that_the_config_names(
+    hosted: Server, tmp_path: Path
+) -> None:
+    remote = {"engine": "remote", "remote": {"base_url": hosted.url, "model": "echo"}}
+    keys: dict[str, Any] = {**SMALL, "rollout": {**SMALL["rollout"], **remote}}
+    file = tmp_path / "remote.yaml"
+    file.write_text(json.dumps({"ajet": keys}))
+    for config in (keys, file):
+        found = ajet.evaluate(Asks, TASKS[:1], "tiny:qwen2-0.3m", config=config, repeats=1)
+        assert found.episodes == 1 and found.fingerprint["model"] == "tiny:qwen2-0.3m"
+    assert not hosted.seen
+
+
 def test_a_fingerprint_holds_what_a_result_depends_on() -> None:
     tasks = [Task(main_query="a", task_id="a")]
     plain = fingerprint(make_config({"model.path": "tiny:qwen2"}), tasks)
@@ -100,6 +113,21 @@ def test_a_fingerprint_holds_what_a_result_depends_on() -> None:
     for key, value in other.items():
         assert fingerprint(make_config({"model.path": "tiny:qwen2", key: value}), tasks) != plain
     assert fingerprint(make_config({"model.path": "tiny:qwen2"}), [Task(main_query="b", task_id="a")]) != plain
+
+
+def test_a_fingerprint_holds_the_modules_of_packages(tmp_path: Path) -> None:
+    agent, package = tmp_path / "agent.py", tmp_path / "parts"
+    agent.write_text("from parts import search\nimport parts.deep.more\nclass Agent: ...\n")
+    (package / "deep").mkdir(parents=True)
+    files = [package / name for name in ("search.py", "beside.py", "__init__.py", "deep/__init__.py", "deep/more.py")]
+    for file in files:
+        file.write_text("from . import beside\n" if file.name == "search.py" else "\n")
+    config = make_config({"model.path": "tiny:qwen2", "rollout.user_workflow": f"{agent}->Agent"})
+    seen = [fingerprint(config, [])]
+    for file in files:
+        file.write_text(file.read_text() + "changed = True\n")
+        seen.append(fingerprint(config, []))
+        assert seen[-1] != seen[-2], file
 
 
 def test_secrets_are_in_no_fingerprint() -> None:
