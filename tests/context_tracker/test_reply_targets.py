@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.local.demonstrations import read_demonstrations, replay
+from ajet.backbone.local.demonstrations import count_demonstrations, read_demonstrations, replay
+from ajet.config import make_config
 from ajet.context_tracker import Renderer
+from ajet.engine.model_source import ModelSource
 from ajet.gateway.chat import pick_parser
 from ajet.schema.errors import TaskDataError
 from support.template_sources import SOURCES, Source
@@ -140,6 +142,16 @@ def test_reasoning_content_and_calls_are_read_back_exactly_once(name: str) -> No
             for target, one in ((first[1], call), (last[1], said)):
                 for words in (one.get("reasoning_content"), one["content"]):
                     assert not words or target.count(words) == 1
+
+
+def test_a_file_that_is_not_utf_8_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "talks.jsonl"
+    line = json.dumps({"messages": [ASK, {"role": "assistant", "content": "né"}]}, ensure_ascii=False)
+    file.write_bytes(json.dumps({"messages": [ASK, SAYS]}).encode() + b"\n" + line.encode("latin-1"))
+    config = make_config({"trainer_common.algorithm.sft.demonstrations": str(file)})
+    assert count_demonstrations(config) == 2
+    with pytest.raises(TaskDataError, match=r"talks.jsonl:2: 'utf-8' codec can't decode byte 0xe9"):
+        read_demonstrations(file, Renderer(ModelSource.resolve("tiny:qwen2-0.3m").tokenizer()))
 
 
 def test_reasoning_after_a_closed_thought_is_refused_by_name_and_trained_if_it_is_asked_for(tmp_path: Path) -> None:

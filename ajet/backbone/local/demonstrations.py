@@ -236,14 +236,14 @@ def read_demonstrations(path: Path, renderer: Renderer) -> list[Episode]:
     are any. Messages with `"train": false` are context only."""
     episodes = []
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise TaskDataError(f"{path}: {error.strerror or error}") from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(line.decode())
             if not isinstance(record, dict) or not isinstance(record.get("messages"), list):
                 raise ValueError('expected {"messages": […]}')
             kwargs = record.get("chat_template_kwargs") or {}
@@ -317,7 +317,7 @@ def count_demonstrations(config: Config) -> int:
     path = _find(sft.demonstrations, config)
     if path.suffix == ".sqlite":
         return sum(1 for _ in _recorded(path, sft.min_reward))
-    return sum(1 for line in path.read_text(encoding="utf-8").split("\n") if line.strip())
+    return sum(1 for line in path.read_bytes().split(b"\n") if line.strip())
 
 
 def _recorded(path: Path, least: float) -> Iterator[Episode]:
