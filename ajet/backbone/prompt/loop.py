@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.backbone import LaunchOptions
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.metrics import FAULTS, episode_metrics, is_success
+from ajet.backbone.plan import BEFORE_THE_FIRST
 from ajet.backbone.prompt.journal import FORMAT, History, PromptJournal
 from ajet.backbone.prompt.settings import (
     PatientProposer,
@@ -290,10 +291,11 @@ class PromptRun:
         earlier = self.history.earlier
         resumed = bool(self.history.started)
         spent = Spent.from_record(self.history.spent) if resumed else None
-        if resumed:
-            self.experiment.rewind(earlier.round)
-            self.recorder.rewind(earlier.round)
-        else:
+        if self.experiment.resumed:
+            last = earlier.round if resumed else BEFORE_THE_FIRST
+            self.experiment.rewind(last)
+            self.recorder.rewind(last)
+        if not resumed:
             self._note_start()
         rounds = self.algorithm.rounds
         self.progress.start(self.experiment.name, "prompt", rounds, earlier.round, self.options.viewer, unit="round")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from ajet.backbone.prompt.journal import read_best, read_history
+from ajet.cli.main import main
+from ajet.observe.episode_store import EpisodeStore
 from support import SUPPORT
 from support.searchers import project
 
@@ -76,6 +79,16 @@ def test_the_command_resumes_after_a_signal(tmp_path: Path, stop: signal.Signals
     )
     assert whole.returncode == 0
     assert read_best(folder)["templates"] == read_best(tmp_path / "whole/x-prompt")["templates"]
+
+
+def test_a_search_that_was_killed_before_its_first_round_begins_again(tmp_path: Path) -> None:
+    conf = project(tmp_path, prompt_tuning__rounds=1)
+    assert main(["--conf", str(conf), "--backbone=prompt", "--quiet", "--exp-dir", str(tmp_path / "runs")]) == 0
+    folder = tmp_path / "runs/x-prompt"
+    recorded = len(list(EpisodeStore(folder / "episodes.sqlite").all()))
+    shutil.rmtree(folder / "prompts")
+    assert main(["--conf", str(conf), "--backbone=prompt", "--quiet", "--exp-dir", str(tmp_path / "runs")]) == 0
+    assert len(list(EpisodeStore(folder / "episodes.sqlite").all())) == recorded
 
 
 def test_a_closed_pipe_ends_it_like_ctrl_c(tmp_path: Path) -> None:
