@@ -365,9 +365,12 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
 
 def _what_is_saved(folder: Path) -> str:
     """After an interruption."""
-    steps = [
-        int(path.name.removeprefix("step_")) for path in folder.glob("checkpoints/step_*") if path.name[5:].isdecimal()
-    ]
+    if (folder / "prompts" / "best.yaml").exists():
+        return f"The rounds so far are saved in {folder / 'prompts'}: the same command goes on from there"
+    steps = list[int]()
+    for place in ("checkpoints", "checkpoints/*/run"):  # Trinity's own folder is below
+        steps += [int(path.name[5:]) for path in folder.glob(f"{place}/step_*") if path.name[5:].isdecimal()]
+        steps += [int(file.read_text()) for file in folder.glob(f"{place}/latest_checkpointed_iteration.txt")]
     if not steps:
         return f"Nothing is saved to go on from; what was recorded is in {folder}"
     return f"Step {max(steps)} is saved in {folder / 'checkpoints'}: the same command goes on from there"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from ajet.backbone.launch import what_it_is_about
+from ajet.backbone.launch import _what_is_saved, what_it_is_about
 from ajet.backbone.report import report_text
 from ajet.observe.metrics import read_metrics
 from ajet.observe.recorder import EpisodeRecorder
@@ -126,6 +126,24 @@ def test_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         line.partition("#")[0].strip() for line in told(folder, example=True).partition("Next:\n")[2].splitlines()
     ]
     assert commands == ["ajet view sums", "ajet chat sums", "ajet init my-agent"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("checkpoints/step_4/state.json", "", "Step 4 is saved"),
+        ("checkpoints/before-rewind-step_4/state.json", "", "Nothing is saved"),
+        ("checkpoints/latest_checkpointed_iteration.txt", "6", "Step 6 is saved"),
+        ("checkpoints/project/run/latest_checkpointed_iteration.txt", "8", "Step 8 is saved"),
+        ("checkpoints/project/run/step_3/hf/config.json", "", "Step 3 is saved"),
+        ("prompts/best.yaml", "", "The rounds so far are saved"),
+        ("run.log", "", "Nothing is saved"),
+    ],
+)
+def test_an_interrupted_run_says_what_is_saved(tmp_path: Path, file: str, text: str, says: str) -> None:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(text)
+    assert _what_is_saved(tmp_path).startswith(says)
 
 
 def test_the_first_line_of_a_run_is_the_first_sentence_of_its_file(tmp_path: Path) -> None:
