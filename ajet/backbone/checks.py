@@ -106,9 +106,16 @@ def read_tasks(config: Config) -> RunTasks:
     reader = build_reader(config)
     training = [] if imitates_a_file(config) else read_training_tasks(reader)
     tasks = RunTasks(training, read_validation_tasks(reader))
+    refuse_no_validation(config, tasks.validation)
     for warning in repeated(config, *tasks):
         log.warning(warning)
     return tasks
+
+
+def refuse_no_validation(config: Config, validation: Sequence[Task]) -> None:
+    """Raise if the run is to validate alone, and there is nothing to validate on."""
+    if config.ajet.trainer_common.val_only and not validation:
+        raise ConfigError("ajet.trainer_common.val_only: this config has no validation tasks, see ajet.task_reader")
 
 
 def repeated(config: Config, training: Sequence[Task], validation: Sequence[Task]) -> Iterator[str]:

@@ -58,13 +58,17 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _check(config: Config, arguments: Namespace, flag: BackboneName | None) -> int:
+    from ajet.backbone.checks import refuse_no_validation
     from ajet.backbone.launch import choose_backbone
     from ajet.backbone.plan import RunPlan, training_samples
     from ajet.backbone.report import EarlyStop
+    from ajet.config.contradictions import TRAINING
 
     backbone, why = choose_backbone(flag, config)
     config.ajet.backbone = backbone
     loaded = load(config)
+    if backbone in TRAINING:
+        refuse_no_validation(config, loaded.validation)
     if backbone == "local":
         EarlyStop.from_config(config, len(loaded.validation))
     plan = RunPlan.of(config, backbone, training_samples(config, loaded.training), len(loaded.validation))

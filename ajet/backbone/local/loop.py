@@ -202,9 +202,11 @@ class LocalRun:
             metrics = self._demonstrate(step) if self.from_file else self._step(step)
             self.step = step
             self.replay.add(step, self.taught)
-            if self.validation_tasks and validates_after(self.config, step, self.total):
-                metrics |= self._validate()
-            self._note(metrics)
+            try:
+                if self.validation_tasks and validates_after(self.config, step, self.total):
+                    metrics |= self._validate()
+            finally:  # Ctrl-C during the validation saves the step, and its metrics are part of it
+                self._note(metrics)
             stopped = self.early_stop.reason
             if step == self.total or stopped is not None or _due(step, self.common.save_freq):
                 self._save()
@@ -437,13 +439,9 @@ def _untrained(summary: EpisodeSummary) -> EpisodeCredit:
 
 
 def _seed_everything(seed: int, *, deterministic: bool) -> None:
-    import random
-
-    import numpy as np
     import torch
+    from transformers import set_seed
 
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    set_seed(seed)
     if deterministic:
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import psutil
 
 from ajet.backbone import LaunchOptions, RayStart
+from ajet.backbone.checks import refuse_no_validation
 from ajet.backbone.failures import GapWatch
 from ajet.backbone.plan import BEFORE_THE_FIRST, training_steps
 from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
@@ -205,9 +206,8 @@ def prepare(
 
     common = config.ajet.trainer_common
     reader = build_reader(config)
-    tasks, validates = read_training_tasks(reader), bool(read_validation_tasks(reader))
-    if common.val_only and not validates:
-        raise ConfigError("ajet.trainer_common.val_only: this config has no validation tasks, see ajet.task_reader")
+    tasks, validation = read_training_tasks(reader), read_validation_tasks(reader)
+    refuse_no_validation(config, validation)
     experiment.keep_checkpoints_in(common.checkpoint_base_dir)
     checkpoints = experiment.checkpoints.resolve()
     steps = training_steps(config, len(tasks))
@@ -231,7 +231,7 @@ def prepare(
         resumed_step=resumed,
         runner_key=runner_key() if config.ajet.task_runner.wrapper_type == "remote" else "",
     ).encode()
-    facts = RunFacts(model_path, checkpoints, steps, payload=payload, scratch=scratch, validates=validates)
+    facts = RunFacts(model_path, checkpoints, steps, payload=payload, scratch=scratch, validates=bool(validation))
     return PreparedRun(
         settings=adapter.settings(config, facts, machine),
         payload=payload,

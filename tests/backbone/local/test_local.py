@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.local import run
+from ajet.backbone.local.loop import LocalRun
 from ajet.cli.main import main
 from ajet.cli.targets import weights_folder
 from ajet.config.loader import load_config
@@ -198,6 +199,23 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_a_run_interrupted_in_a_validation_keeps_the_metrics_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(of: LocalRun) -> dict[str, float]:
+        raise KeyboardInterrupt
+
+    three = {"trainer_common.total_training_steps": 3, "trainer_common.save_freq": 0}
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(LocalRun, "_validate", interrupted)
+        train(tmp_path, **three)
+    assert (tmp_path / "runs" / "job" / "checkpoints" / "step_2" / "COMPLETE").is_file()
+    _, experiment = train(tmp_path, **three)
+    steps = read_metrics(experiment / "metrics.jsonl")
+    assert [step["step"] for step in steps] == [1, 2, 3] and all("train/reward/mean" in step for step in steps)
+
+
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_an_earlier_step_leaves_no_later_one(tmp_path: Path) -> None:
     """Its next start takes its own newest checkpoint. A validation of the earlier step takes nothing away."""
     five = {"trainer_common.total_training_steps": 5}
@@ -288,6 +306,16 @@ def test_an_early_stop_without_its_metric_is_an_error_that_keeps_the_steps_so_fa
     with (
         ExperimentFolder.open(config, exp_dir=tmp_path / "other") as experiment,
         pytest.raises(UserError, match=r"early_stop\.target looks at validations.*no validation tasks"),
+    ):
+        run(config, experiment, LaunchOptions(quiet=True))
+
+
+def test_a_run_that_only_validates_needs_something_to_validate_on(tmp_path: Path) -> None:
+    config = load_config(config_file(tmp_path)[0], ["trainer_common.val_only=true"], backbone="local")
+    config.ajet.task_reader.jsonl_dataset_file.validation.file_path = None
+    with (
+        ExperimentFolder.open(config, exp_dir=tmp_path / "runs") as experiment,
+        pytest.raises(UserError, match=r"val_only: this config has no validation tasks"),
     ):
         run(config, experiment, LaunchOptions(quiet=True))
 
