@@ -7,12 +7,8 @@ A backbone is a function `run(config, experiment, options) -> int`; the result i
 from __future__ import annotations
 
 import logging
-import os
 import re
-import signal
-import stat
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -300,13 +296,14 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
     from ajet.config.effects import notes
     from ajet.observe.experiment import ExperimentFolder, folder_of, typed
     from ajet.observe.logs import ONLY_TO_FILE
+    from ajet.system.interruption import termination_like_interrupt
     from ajet.system.processes import recorded_run
     from ajet.system.services import start_service, wanted_services
     from ajet.task_judge.base_judge import scored_by
 
     options = arguments.options
     with ExitStack() as stack:
-        stack.enter_context(_termination_like_interrupt())
+        stack.enter_context(termination_like_interrupt())
         experiment = ExperimentFolder.open(
             config,
             exp_dir=arguments.exp_dir,
@@ -374,38 +371,6 @@ def _what_is_saved(folder: Path) -> str:
     if not steps:
         return f"Nothing is saved to go on from; what was recorded is in {folder}"
     return f"Step {max(steps)} is saved in {folder / 'checkpoints'}: the same command goes on from there"
-
-
-@contextmanager
-def _termination_like_interrupt() -> Iterator[None]:
-    """SIGTERM, and a terminal that is closed, end a run as cleanly as Ctrl-C. Only a program's main thread can arrange
-    that."""
-
-    def interrupt(number: int, _frame: Any) -> None:
-        if number == signal.SIGHUP:  # the system and the shell may both send it
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
-            _leave_terminal()
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup: the run outlives its terminal
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, *[signal.SIGHUP] * (not ignored))}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _leave_terminal() -> None:
-    """What would be written to a terminal goes nowhere: the terminal is gone, and writing to it fails."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):
-        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
-            os.dup2(nowhere, descriptor)
-    os.close(nowhere)
 
 
 def user_files(config: Config) -> list[Path]:

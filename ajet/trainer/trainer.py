@@ -235,6 +235,7 @@ class Updater:
                 result.loss.backward()  # type: ignore[no-untyped-call]
             meter.add(result.sums)
         lr = self.settings.optim.lr_at(self.steps)
+        self.updates += 1  # first: should the update be cut short, its beginning counts
         done = self.optimizer.step(lr)
         if not done.applied:
             log.warning(
@@ -243,7 +244,6 @@ class Updater:
                 *(self.updates, lr),
             )
         meter.step(done.grad_norm, done.applied, lr)
-        self.updates += 1
 
     def _over_trajectories(self, packs: list[Pack], values_of: Callable[[Pack], Tensor]) -> tuple[Tensor, Tensor]:
         """The sum of a value over each trajectory's tokens in all packs, and their number."""

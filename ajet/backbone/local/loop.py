@@ -33,6 +33,7 @@ from ajet.observe.running_total import RunningTotal
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, FloatArray
 from ajet.schema.errors import EXIT_FAILED, ConfigError
 from ajet.schema.task import Task
+from ajet.system.interruption import interrupted_when_whole
 from ajet.task_judge.helper import HelperMeter
 from ajet.task_reader.task_reader_base import Curriculum, TaskStream
 from ajet.task_runner.external_episodes import NO_TASK
@@ -97,6 +98,8 @@ class LocalRun:
         self.total = 0
         self.step = 0
         self.saved = 0
+        self.updates = 0
+        """The trainer's, when the last step was complete."""
         self.unsaved = False
         """The latest checkpoint could not be written."""
         self.barren = 0
@@ -122,7 +125,8 @@ class LocalRun:
                 try:
                     self._train()
                 except (KeyboardInterrupt, BrokenPipeError):
-                    self._save()  # the last complete step, without an update that was cut short
+                    if self._is_whole():
+                        self._save()
                     raise
                 finally:
                     self.rollouts.stop()
@@ -194,26 +198,33 @@ class LocalRun:
             self.tasks, seed=reader.seed, batch_size=size, explore=curriculum.explore, memory=curriculum.memory
         )
 
+    def _is_whole(self) -> bool:
+        """Whether the weights are those of the last complete step."""
+        return self.updates == self.learner.trainer.updates
+
     def _train(self) -> None:
         self.progress.state.spent = RunningTotal.of(read_metrics(self.experiment.path / "metrics.jsonl"))
+        self.updates = self.learner.trainer.updates
         if self.step == 0 and self.common.val_before_train and self.validation_tasks:
             self._note(self._validate())
-        for step in range(self.step + 1, self.total + 1):
-            metrics = self._demonstrate(step) if self.from_file else self._step(step)
-            self.step = step
-            self.replay.add(step, self.taught)
-            try:
-                if self.validation_tasks and validates_after(self.config, step, self.total):
-                    metrics |= self._validate()
-            finally:  # Ctrl-C during the validation saves the step, and its metrics are part of it
-                self._note(metrics)
-            stopped = self.early_stop.reason
-            if step == self.total or stopped is not None or _due(step, self.common.save_freq):
-                self._save()
-            if stopped is not None:
-                self.progress.message(f"stopped after step {step} of {self.total}: {stopped}")
-                self.experiment.events.write("stopped_early", step=step, reason=stopped)
-                return
+        with interrupted_when_whole(self._is_whole) as end_if_interrupted:
+            for step in range(self.step + 1, self.total + 1):
+                metrics = self._demonstrate(step) if self.from_file else self._step(step)
+                self.replay.add(step, self.taught)
+                self.step, self.updates = step, self.learner.trainer.updates
+                try:
+                    end_if_interrupted()
+                    if self.validation_tasks and validates_after(self.config, step, self.total):
+                        metrics |= self._validate()
+                finally:  # Ctrl-C during the validation saves the step, and its metrics are part of it
+                    self._note(metrics)
+                stopped, every = self.early_stop.reason, self.common.save_freq
+                if step == self.total or stopped is not None or (every > 0 and step % every == 0):
+                    self._save()
+                if stopped is not None:
+                    self.progress.message(f"stopped after step {step} of {self.total}: {stopped}")
+                    self.experiment.events.write("stopped_early", step=step, reason=stopped)
+                    return
 
     # ------------------------------------------------------------------------------------------------ one step
 
@@ -234,8 +245,12 @@ class LocalRun:
         self.rollouts.trained(step)
         self.reader_state = drawn.reader_state
         updated = time.perf_counter()
-        self._record(groups, credit, step, self.learner.logprobs_before(episodes))
+        given = {of.episode_id: of for of in credit.episodes}
+        logprobs = self.learner.logprobs_before(episodes)
         everyone = [episode for group in groups for episode in (*group.episodes, *group.failed)]
+        for episode in everyone:
+            name = episode.episode_id
+            self._write_episode(episode, given.get(name), step, logprobs=logprobs.get(name))
         self._notice_barren(everyone)
         self.hints.look_at(step, everyone)
         self.failures.look_at(f"step {step}", everyone)
@@ -351,15 +366,6 @@ class LocalRun:
         else:
             self.progress.state.spent.add(metrics)
 
-    def _record(
-        self, groups: list[EpisodeGroup], credit: Credit, step: int, logprobs: dict[str, list[FloatArray]]
-    ) -> None:
-        given = {episode.episode_id: episode for episode in credit.episodes}
-        for group in groups:
-            for episode in (*group.episodes, *group.failed):
-                name = episode.episode_id
-                self._write_episode(episode, given.get(name), step, logprobs=logprobs.get(name))
-
     def _write_episode(
         self,
         episode: Episode,
@@ -428,10 +434,6 @@ class LocalRun:
         self.experiment.rewind(step)
         self.recorder.rewind(step)
         self.checkpoints.rewind(step)
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
 
 
 def _untrained(summary: EpisodeSummary) -> EpisodeCredit:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.local import run
+from ajet.backbone.local.learner import Learner
 from ajet.backbone.local.loop import LocalRun
 from ajet.cli.main import main
 from ajet.cli.targets import weights_folder
@@ -213,6 +214,28 @@ def test_a_run_interrupted_in_a_validation_keeps_the_metrics_of_its_step(
     _, experiment = train(tmp_path, **three)
     steps = read_metrics(experiment / "metrics.jsonl")
     assert [step["step"] for step in steps] == [1, 2, 3] and all("train/reward/mean" in step for step in steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_checkpoint_never_holds_a_part_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """An interruption after the weights have changed waits for the step's end; a second one leaves the step unsaved."""
+    serve = Learner._serve
+
+    def interrupted(of: Learner, version: int) -> float:
+        for _ in range(times * (version == 2)):
+            signal.raise_signal(signal.SIGINT)
+        return serve(of, version)
+
+    three = {"trainer_common.total_training_steps": 3, "trainer_common.save_freq": 0}
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Learner, "_serve", interrupted)
+        train(tmp_path, **three)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    saved = (tmp_path / "runs" / "job" / "checkpoints").glob("step_*/COMPLETE")
+    assert [file.parent.name for file in saved] == ["step_2"] * (times == 1)
+    (tmp_path / "other").mkdir()
+    assert weights_hash(train(tmp_path, **three)[1]) == weights_hash(train(tmp_path / "other", **three)[1])
 
 
 @pytest.mark.slow
