@@ -63,7 +63,7 @@ def interrupted_when_whole(whole: Callable[[], bool]) -> Iterator[Callable[[], N
             if held or whole():
                 raise
             held.append(interrupt)
-            log.warning("interrupted: the present step is completed and saved first; interrupt again to leave without it")
+            log.warning("interrupted: the present step is completed and saved first; again: leave without it")
 
     def end_if_held() -> None:
         if held:
