@@ -17,7 +17,6 @@ from ajet.backbone.memory_plan import (
     MemoryPlan,
     PlanChange,
     amount,
-    has_shape,
     kv_bytes_per_token,
     longest_pack,
     meta_model,
@@ -84,7 +83,7 @@ def _is_worth_it(config: Config, device: Device) -> bool:
 def _no_plan(config: Config, backbone: BackboneName, device: Device) -> str:
     if backbone not in ("local", "verl", "trinity") or config.ajet.trainer_common.val_only:
         return f"memory: not planned, because {backbone} trains no weights here"
-    if has_shape(config, device):
+    if meta_model(config, device) is not None:
         return f"memory: not planned, because a pass of {config.ajet.model.path} can't be computed without its weights"
     return (
         f"memory: not planned, because no config.json of {config.ajet.model.path} is at hand: put its folder into "

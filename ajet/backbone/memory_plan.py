@@ -124,7 +124,7 @@ class MemoryPlan:
 
 def plan_memory(config: Config, backbone: BackboneName, device: Device) -> MemoryPlan | None:
     """The plan. None if the run trains nothing here, nothing is known of the model's shape, or a pass of it can't be
-    computed without weights (`has_shape` tells the last two apart)."""
+    computed without weights (`meta_model` tells the last two apart)."""
     if backbone not in ("local", "verl", "trinity") or config.ajet.trainer_common.val_only:
         return None
     model = meta_model(config, device)
@@ -139,11 +139,6 @@ def plan_memory(config: Config, backbone: BackboneName, device: Device) -> Memor
     how = "LoRA" if ajet.model.lora.enabled else "all weights"
     title = f"memory: {_place(ajet.model.path)}, {how}, on {backbone}"
     return MemoryPlan(title, device, tuple(part for part in parts if part.size), tuple(notes))
-
-
-def has_shape(config: Config, device: Device) -> bool:
-    """Whether the model's shape is known."""
-    return meta_model(config, device) is not None
 
 
 # ---------------------------------------------------------------- the parts
@@ -342,6 +337,7 @@ class _Meta(NamedTuple):
 
 
 def meta_model(config: Config, device: Device) -> Any:
+    """The model without weights. None: nothing is known of its shape."""
     return _model_of(_Meta.key(config, device))
 
 
@@ -361,9 +357,6 @@ def _training_bytes(key: _Meta, one: Any, state_bits: int, base_bits: int | None
     from ajet.trainer.footprint import training_bytes
 
     return training_bytes(_model_of(key), one, state_bits=state_bits, base_bits=base_bits, master=master)
-
-
-# ---------------------------------------------------------------- what helps
 
 
 # ---------------------------------------------------------------- as text

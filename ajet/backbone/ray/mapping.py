@@ -1,7 +1,4 @@
-"""What the mappings from our configuration to verl's and Trinity's share: what they know, and what they have to say.
-
-Also the keys of the loss that both libraries name differently.
-"""
+"""What the mappings from our configuration to verl's and Trinity's share: what they know, and what they have to say."""
 
 from __future__ import annotations
 
@@ -69,10 +66,13 @@ class Remark:
         return f"{self.key}: {self.message}"
 
 
+ONE_ROW = "{} sees one row at a time: where one agent of an episode gives several rows, each has its own ratio"
+
+
 def shared_notes(config: Config, title: str) -> Iterator[Remark]:
     """What neither verl nor Trinity can honour."""
     ajet = config.ajet
-    algorithm = ajet.trainer_common.algorithm
+    common, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
     place = "ajet.trainer_common"
     if algorithm.policy_loss == "sft" and algorithm.sft.demonstrations is not None:
         yield Remark(
@@ -82,13 +82,11 @@ def shared_notes(config: Config, title: str) -> Iterator[Remark]:
         yield Remark("ajet.rollout.engine", f"`{ajet.rollout.engine}` has no weights to train", refused=True)
     if ajet.rollout.temperature < GREEDY_BELOW:
         yield Remark("ajet.rollout.temperature", "training at temperature 0 explores nothing", refused=True)
-    of_trajectories = {"policy_loss": algorithm.policy_loss == "gspo", "sequence_mask": algorithm.sequence_mask}
-    for name in (name for name, given in of_trajectories.items() if given not in (None, False)):
-        yield Remark(
-            f"{place}.algorithm.{name}",
-            f"{title} sees one row at a time: where one agent of an episode gives several rows, each has its own ratio",
-        )
-    early_stop = ajet.trainer_common.early_stop
+    if algorithm.policy_loss == "gspo":
+        yield Remark(f"{place}.algorithm.policy_loss", ONE_ROW.format(title))
+    if algorithm.sequence_mask is not None:
+        yield Remark(f"{place}.algorithm.sequence_mask", ONE_ROW.format(title))
+    early_stop = common.early_stop
     for name, given in (("target", early_stop.target), ("patience", early_stop.patience)):
         if given is not None:
             yield Remark(f"{place}.early_stop.{name}", f"{title} runs to its last step", refused=True)
@@ -100,6 +98,22 @@ def shared_notes(config: Config, title: str) -> Iterator[Remark]:
         )
     if algorithm.zero_variance_groups == "resample":
         yield Remark(f"{place}.algorithm.zero_variance_groups", f"with {title} this is `skip`: no other tasks instead")
+    if common.use_kl_loss and common.kl_loss_coef and common.kl_loss_type not in KL_TYPES:
+        yield Remark(f"{place}.kl_loss_type", f"available: {', '.join(KL_TYPES)}", refused=True)
+    if algorithm.distillation.teacher is not None:
+        yield Remark(f"{place}.algorithm.distillation.teacher", "only `local` learns from a teacher", refused=True)
+    if algorithm.replay.groups:
+        yield Remark(f"{place}.algorithm.replay.groups", "only `local` trains past groups once more", refused=True)
+    if common.kl_reference_sync:
+        yield Remark(f"{place}.kl_reference_sync", f"{title}'s reference stays the starting model", refused=True)
+    if common.kl_adaptive.target is not None:
+        yield Remark(f"{place}.kl_adaptive.target", f"{title}'s KL term has a fixed coefficient", refused=True)
+    if ajet.model.lora.base_bits is not None:
+        yield Remark("ajet.model.lora.base_bits", f"{title} keeps the base weights whole", refused=True)
+    if common.optim.state_bits != 32:
+        yield Remark(f"{place}.optim.state_bits", f"{title} keeps the optimiser's state in 32 bits", refused=True)
+    if common.optim.master != "float32":
+        yield Remark(f"{place}.optim.master", f"{title} keeps the trained weights in float32", refused=True)
 
 
 def check_refused(notes: Sequence[Remark], name: str) -> None:
@@ -115,53 +129,3 @@ def micro_tokens(config: Config) -> int:
     longest = ajet.data.max_prompt_length + ajet.data.max_response_length
     asked = ajet.trainer_common.micro_tokens
     return max(longest, 16384 if asked == "auto" else asked)
-
-
-PLACE = "ajet.trainer_common"
-
-
-def verl_notes(config: Config) -> Iterator[Remark]:
-    """Those of verl."""
-    yield from _of_both(config, "verl")
-    correction = config.ajet.trainer_common.algorithm.rollout_correction
-    if correction.mode == "sequence_tis" or (correction.mode == "masked" and correction.level == "sequence"):
-        yield Remark(
-            f"{PLACE}.algorithm.rollout_correction.mode",
-            "verl sees one row at a time: where one agent of an episode gives several rows, each has its own ratio",
-        )
-
-
-def trinity_notes(config: Config) -> Iterator[Remark]:
-    """Those of Trinity."""
-    yield from _of_both(config, "Trinity")
-    common = config.ajet.trainer_common
-    if common.algorithm.rollout_correction.mode in ("sequence_tis", "masked"):
-        yield Remark(
-            f"{PLACE}.algorithm.rollout_correction.mode",
-            "with Trinity the ratio of the loss is to the sampler itself, so there is nothing to correct: leave it out",
-            refused=True,
-        )
-    if common.ppo_epochs > 1:
-        yield Remark(f"{PLACE}.ppo_epochs", "Trinity's trainer passes over a batch once", refused=True)
-    if common.optim.eps != type(common.optim)().eps:
-        yield Remark(f"{PLACE}.optim.eps", "Trinity does not pass it to the optimiser", refused=True)
-
-
-def _of_both(config: Config, title: str) -> Iterator[Remark]:
-    common = config.ajet.trainer_common
-    if common.use_kl_loss and common.kl_loss_coef and common.kl_loss_type not in KL_TYPES:
-        yield Remark(f"{PLACE}.kl_loss_type", f"available: {', '.join(KL_TYPES)}", refused=True)
-    if common.algorithm.distillation.teacher is not None:
-        yield Remark(f"{PLACE}.algorithm.distillation.teacher", "only `local` learns from a teacher", refused=True)
-    if common.algorithm.replay.groups:
-        yield Remark(f"{PLACE}.algorithm.replay.groups", "only `local` trains past groups once more", refused=True)
-    if common.kl_reference_sync:
-        yield Remark(f"{PLACE}.kl_reference_sync", f"{title}'s reference stays the starting model", refused=True)
-    if common.kl_adaptive.target is not None:
-        yield Remark(f"{PLACE}.kl_adaptive.target", f"{title}'s KL term has a fixed coefficient", refused=True)
-    if config.ajet.model.lora.base_bits is not None:
-        yield Remark("ajet.model.lora.base_bits", f"{title} keeps the base weights whole", refused=True)
-    if common.optim.state_bits != 32:
-        yield Remark(f"{PLACE}.optim.state_bits", f"{title} keeps the optimiser's state in 32 bits", refused=True)
-    if common.optim.master != "float32":
-        yield Remark(f"{PLACE}.optim.master", f"{title} keeps the trained weights in float32", refused=True)

@@ -21,7 +21,6 @@ from ajet.backbone.ray.mapping import (
     check_refused,
     micro_tokens,
     shared_notes,
-    trinity_notes,
 )
 from ajet.backbone.training_settings import learning_rate, warmup_steps
 from ajet.observe.metrics import flatten
@@ -87,10 +86,7 @@ def pass_through(config: Config) -> Settings:
 
 def run_mode(config: Config) -> str:
     """`both`, or what `ajet.trinity.mode` says."""
-    mode = str(pass_through(config).get("mode", "both"))
-    if mode not in MODES:
-        raise ConfigError(f"ajet.trinity.mode: {mode!r} is not one of {', '.join(MODES)}")
-    return mode
+    return str(pass_through(config).get("mode", "both"))
 
 
 def sync_style(config: Config) -> str:
@@ -153,7 +149,6 @@ def check_honoured(config: Config, machine: Machine) -> list[Remark]:
     """Our keys that Trinity can't honour: refused, or named once at start."""
     return [
         *shared_notes(config, "Trinity"),
-        *trinity_notes(config),
         *_refusals(config, machine),
         *_approximations(config, machine),
     ]
@@ -163,6 +158,16 @@ def _refusals(config: Config, machine: Machine) -> Iterator[Remark]:
     ajet = config.ajet
     common, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
     place = "ajet.trainer_common"
+    if algorithm.rollout_correction.mode in ("sequence_tis", "masked"):
+        yield Remark(
+            f"{place}.algorithm.rollout_correction.mode",
+            "with Trinity the ratio of the loss is to the sampler itself, so there is nothing to correct: leave it out",
+            refused=True,
+        )
+    if common.ppo_epochs > 1:
+        yield Remark(f"{place}.ppo_epochs", "Trinity's trainer passes over a batch once", refused=True)
+    if common.optim.eps != type(common.optim)().eps:
+        yield Remark(f"{place}.optim.eps", "Trinity does not pass it to the optimiser", refused=True)
     if algorithm.use_kl_in_reward:
         yield Remark(
             f"{place}.algorithm.use_kl_in_reward",
@@ -195,7 +200,7 @@ def _refusals(config: Config, machine: Machine) -> Iterator[Remark]:
         yield Remark("ajet.model.lora.dropout", "Trinity's adapters have no dropout: set it to 0", refused=True)
     if common.val_only:
         yield Remark(f"{place}.val_only", "validate with `ajet eval`", refused=True)
-    mode = pass_through(config).get("mode", "both")
+    mode = run_mode(config)
     if mode not in MODES:
         yield Remark("ajet.trinity.mode", f"{mode!r} is not one of {', '.join(MODES)}", refused=True)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone.plan import serving_engine, training_steps, validation_repeats
 from ajet.backbone.ray.mapping import (
+    ONE_ROW,
     Machine,
     Remark,
     RunFacts,
@@ -21,7 +22,6 @@ from ajet.backbone.ray.mapping import (
     check_refused,
     micro_tokens,
     shared_notes,
-    verl_notes,
 )
 from ajet.backbone.ray.payload import KEY
 from ajet.backbone.ray.start import PLATFORM, NoGpuError
@@ -174,12 +174,15 @@ def _check_known(key: str, known: set[str]) -> None:
 
 def check_honoured(config: Config, machine: Machine) -> list[Remark]:
     """Our keys that verl can't honour: refused, or named once at start."""
-    return [*shared_notes(config, "verl"), *verl_notes(config), *_notes(config, machine)]
+    return [*shared_notes(config, "verl"), *_notes(config, machine)]
 
 
 def _notes(config: Config, machine: Machine) -> Iterator[Remark]:
     ajet = config.ajet
     common = ajet.trainer_common
+    correction = common.algorithm.rollout_correction
+    if correction.mode == "sequence_tis" or (correction.mode == "masked" and correction.level == "sequence"):
+        yield Remark("ajet.trainer_common.algorithm.rollout_correction.mode", ONE_ROW.format("verl"))
     if common.algorithm.use_kl_in_reward:
         yield Remark(
             "ajet.trainer_common.algorithm.use_kl_in_reward",
