@@ -199,7 +199,7 @@ def run(argv: Sequence[str]) -> int:
 
 def what_it_is_about(file: Path) -> str | None:
     """The YAML's first line, if it is a comment that is a sentence."""
-    with file.open(encoding="utf-8") as lines:
+    with file.expanduser().open(encoding="utf-8") as lines:
         sentence = re.match(r"#\s*(?!Copyright)(\w.*\.)$", lines.readline().rstrip())
     return printable(sentence[1]) if sentence else None
 

@@ -146,8 +146,13 @@ def test_an_interrupted_run_says_what_is_saved(tmp_path: Path, file: str, text: 
     assert _what_is_saved(tmp_path).startswith(says)
 
 
-def test_the_first_line_of_a_run_is_the_first_sentence_of_its_file(tmp_path: Path) -> None:
+def test_the_first_line_of_a_run_is_the_first_sentence_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "learns that its calculator pays" in str(what_it_is_about(ROOT / "configs/quickstart.yaml"))
     for line in ("ajet:", "# sums.yaml", "# ---- main ----", "# Copyright 2020 A. All rights reserved.", ""):
         (tmp_path / "a.yaml").write_text(f"{line}\n# A sentence.\n")
         assert what_it_is_about(tmp_path / "a.yaml") is None, line
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.yaml").write_text("# A sentence.\n")
+    assert what_it_is_about(Path("~/a.yaml")) == "A sentence.", "as `--conf=~/a.yaml` comes from a shell"
