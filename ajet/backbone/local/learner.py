@@ -66,8 +66,10 @@ class Teacher(Protocol):
         """The log-probabilities of all trained tokens, by (episode of the batch, call)."""
 
 
-def teacher_of(config: Config, runtime: Runtime, tokenizer: Any, budget: int) -> Teacher | None:
-    """The configured teacher, checked; None without one."""
+def teacher_of(
+    config: Config, runtime: Runtime, tokenizer: Any, budget: int, device: str | None = None
+) -> Teacher | None:
+    """The configured teacher, checked; None without one. `device`: the trainer's, as others may be the engine's."""
     name = config.ajet.trainer_common.algorithm.distillation.teacher
     if name is None:
         return None
@@ -78,7 +80,7 @@ def teacher_of(config: Config, runtime: Runtime, tokenizer: Any, budget: int) ->
     source = ModelSource.resolve(name)
     if source.tokenizer().get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"{KEY}: {name} has another vocabulary than the model that is trained")
-    model: Any = source.model(config.ajet.model.dtype, config.ajet.model.attn)
+    model: Any = source.model(config.ajet.model.dtype, config.ajet.model.attn, device)
     return ModelTeacher(model.requires_grad_(False), budget)
 
 
@@ -155,7 +157,7 @@ class Learner:
         self.trainer = Updater(model, settings, reference=self._reference(settings.loss.kl_coef))
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         self._gap = GapWatch(dtype, length_dependent_rope(model))
-        self._teacher = teacher_of(config, runtime, self.tokenizer, self.trainer.budget)
+        self._teacher = teacher_of(config, runtime, self.tokenizer, self.trainer.budget, device)
         self._rests = on_gpu and config.ajet.rollout.engine == "vllm" and config.ajet.rollout.vllm.sleep
         """Whether the optimiser's state leaves the GPU while the engine is awake there."""
         if self._rests:

@@ -11,10 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from ajet.backbone.local.learner import ServerTeacher
+from ajet.backbone.local.learner import ServerTeacher, teacher_of
+from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import ConfigError
 from ajet.task_runner.runtime import Runtime
+from ajet.trainer.executor import ModelTeacher
 from support.random_batches import credited_batch
 
 
@@ -80,6 +82,12 @@ def test_a_server_gives_the_logprobs_of_the_trained_tokens(server: Any, tokenize
         call = tree.calls[index]
         assert values == pytest.approx(-tree.runs[call.run].ids[call.mask] / 100)
     assert {path for path, _ in behaviour["asked"]} == {"/v1/completions"}
+
+
+def test_a_model_is_loaded_where_the_trainer_is(tokenizer: Any) -> None:
+    config = make_config({"trainer_common.algorithm.distillation.teacher": "tiny:qwen2-0.3m"})
+    teacher = teacher_of(config, cast("Runtime", Loop()), tokenizer, 512, "meta")
+    assert isinstance(teacher, ModelTeacher) and teacher._model.device.type == "meta"
 
 
 def test_a_server_with_another_vocabulary_is_refused(server: Any, tokenizer: Any) -> None:
