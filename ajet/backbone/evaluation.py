@@ -284,15 +284,15 @@ def _record(cell: EvaluationCell) -> Iterator[EpisodeRecorder | None]:
         experiment.save_code(user_files(config))
         _read_earlier(cell, experiment.episodes)
         before = dict(cell.episodes)
-        settings = RecorderSettings.from_config(config)
-        settings = RecorderSettings(max_gb=WITHOUT_LIMIT_GB, success_threshold=settings.success_threshold)
+        threshold = config.ajet.task_judge.success_threshold
+        settings = RecorderSettings(max_gb=WITHOUT_LIMIT_GB, success_threshold=threshold)
         recorder = EpisodeRecorder(experiment.episodes, settings, masker=experiment.masker)
         try:
             yield recorder
         finally:
             recorder.close()
         if cell.episodes != before:
-            experiment.metrics.log(0, validation_metrics(cell.groups(), settings.success_threshold))
+            experiment.metrics.log(0, validation_metrics(cell.groups(), threshold))
 
 
 def _read_earlier(cell: EvaluationCell, file: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -145,21 +145,13 @@ def validation_row(episode: Episode, samples: Sequence[Sample], *, uid: str, ste
                 np.full(1, -1, np.int32),
             )
         ]
-    if episode.usable:
-        row = rows_of(episode, samples[-1:], uid=uid, step=step)[0]
-    else:
-        failed = Episode(**{**_fields(episode), "reward": 0.0})
-        row = rows_of(failed, samples[-1:], uid=uid, step=step)[0]
-        row.fields["extra_fields"] = {"reward_extra_info": reward_info(episode)}
+    counted = episode if episode.usable else replace(episode, reward=0.0)
+    row = rows_of(counted, samples[-1:], uid=uid, step=step)[0]
+    row.fields["extra_fields"] = {"reward_extra_info": reward_info(episode)}
     scores = torch.zeros(len(row.fields["responses"]), dtype=torch.float32)
     scores[-1] = 0.0 if episode.reward is None else float(episode.reward)
     row.fields["rm_scores"] = scores
-    row.key = f"{uid}_{episode.repeat}_0"
     return row
-
-
-def _fields(episode: Episode) -> dict[str, Any]:
-    return {name: getattr(episode, name) for name in Episode.__dataclass_fields__}
 
 
 def reward_info(episode: Episode) -> dict[str, float]:
@@ -249,7 +241,7 @@ def empty_experience(group: EpisodeGroup, *, uid: str, span: tuple[float, float]
         logprobs=torch.zeros(1),
         action_mask=torch.zeros(1, dtype=torch.bool),
         reward=0.0,
-        metrics=_group_metrics(group),
+        metrics={"incomplete_group": float(not group.complete)},
         info={GROUP: group_tag(group), ROW: f"{uid}_0_0", SEGMENTS: [], VERSIONS: [], SPAN: list(span)},
     )
 
@@ -259,7 +251,3 @@ def tag_of(experience: Any) -> dict[str, Any]:
     info = experience.info
     tag = {name: info[name] for name in (SUMMARY, SEGMENTS, LEAF, ROWLESS) if name in info}
     return tag | {"response_len": len(experience.tokens) - experience.prompt_length}
-
-
-def _group_metrics(group: EpisodeGroup) -> dict[str, float]:
-    return {"incomplete_group": float(not group.complete)}
