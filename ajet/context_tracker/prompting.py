@@ -107,9 +107,7 @@ class Renderer:
         if ids and (ids[-1] in self.end_ids or ids[-1] == stopped_by):
             ids.pop()
         text: str = self.encoder.decode(ids)
-        if isinstance(stopped_by, str) and stopped_by in text:
-            text = text[: text.rindex(stopped_by)]
-        return text
+        return text.partition(stopped_by)[0] if isinstance(stopped_by, str) else text
 
 
 class TokenPrompt:

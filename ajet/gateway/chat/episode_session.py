@@ -29,7 +29,7 @@ from ajet.gateway.chat.reply import (
 from ajet.gateway.chat.reply_parser import PLAIN, ReplyParser
 from ajet.gateway.chat.session_log import SpanLog, StoredResponses
 from ajet.observe.tracing import NOT_COUNTED, call_of, reward_of
-from ajet.schema.chat import ChatReply, ChatRequest, Completion, GenerateRequest, Message, Tool
+from ajet.schema.chat import ChatReply, ChatRequest, Completion, GenerateRequest, Message, Sampling, Tool
 from ajet.schema.errors import (
     AjetError,
     EngineError,
@@ -205,7 +205,7 @@ class EpisodeSession:
 
     def incremental_text(self) -> IncrementalText:
         """A decoder that turns a reply's tokens into text as they arrive."""
-        return IncrementalText(self._renderer, ())
+        return IncrementalText(self._renderer, Sampling())
 
     def reward(self, value: float, call: str | None = None, agent: str | None = None, *, replace: bool = False) -> None:
         """A reward for one call, one agent, or the episode. `replace`: the call's reward stands in for the outcome."""

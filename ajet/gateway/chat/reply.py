@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -237,7 +238,7 @@ class ReplyReader:
             in_reasoning=bool(opened) and tail.rstrip().endswith(opened),
             pieces=self.streams,
         )
-        self._text = IncrementalText(renderer, prepared.sampling.stop) if self.streams else None
+        self._text = IncrementalText(renderer, prepared.sampling) if self.streams else None
         self._new = TokenChunk([], [])
         """Tokens that no delta has reported yet."""
         self._drawn = 0
@@ -278,15 +279,18 @@ class ReplyReader:
 
 
 class IncrementalText:
-    """Decodes a growing reply. A character whose bytes are incomplete, and a possible stop string, are held back.
+    """Decodes a growing reply. A character whose bytes are incomplete, and a possible stop string, are held back; what
+    stops the reply is no part of its text.
 
     Each piece is decoded together with the few tokens before it, so the cost per token doesn't grow with the reply, and
     leading spaces come out as they do in the whole text.
     """
 
-    def __init__(self, renderer: Renderer, stop: tuple[str, ...]) -> None:
+    def __init__(self, renderer: Renderer, sampling: Sampling) -> None:
         self._renderer = renderer
-        self._hold = max((len(text) for text in stop), default=1) - 1
+        self._stop = sampling.stop
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._hold = max((len(text) for text in self._stop), default=1) - 1
         self._ids: list[int] = []
         self._from = 0
         self._until = 0
@@ -295,13 +299,14 @@ class IncrementalText:
 
     def feed(self, token_ids: list[int]) -> str:
         """The text that is final with these tokens."""
-        self._ids.extend(token_ids)
+        self._ids.extend(takewhile(lambda token: token not in self._stop_ids, token_ids))
         before = self._renderer.decode(self._ids[self._from : self._until])
         after = self._renderer.decode(self._ids[self._from :])
         if len(after) > len(before) and not after.endswith("\ufffd"):
             self._text += after[len(before) :]
             self._from, self._until = self._until, len(self._ids)
-        end = len(self._text) - self._hold
+        stops = [at for text in self._stop if (at := self._text.find(text, self._given)) >= 0]
+        end = min([len(self._text) - self._hold, *stops])
         if end <= self._given:
             return ""
         piece, self._given = self._text[self._given : end], end

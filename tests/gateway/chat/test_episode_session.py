@@ -7,11 +7,23 @@ from typing import Any
 
 import pytest
 
+from ajet.engine.base import StopRule
 from ajet.gateway.chat import SessionSettings
 from ajet.gateway.chat.reply import SeedKey
-from ajet.schema.chat import ChatReply, ChatRequest, Completion, EngineCapabilities, Sampling
+from ajet.schema.chat import ChatReply, ChatRequest, Completion, EngineCapabilities, Sampling, TokenChunk
 from ajet.schema.errors import EngineError, GenerationTimeoutError, SessionClosedError, TooManyStepsError
-from support.session_parts import CALL, TOOLS, USER, LineEngine, aborted, new_session, replied, until
+from support.session_parts import (
+    CALL,
+    TOOLS,
+    USER,
+    LineEngine,
+    aborted,
+    new_session,
+    renderer,
+    replied,
+    tokenizer,
+    until,
+)
 
 
 def test_a_reply_is_parsed_and_recorded() -> None:
@@ -176,6 +188,44 @@ def test_deltas_add_up_to_the_reply() -> None:
             assert len(mine) > 5
 
     asyncio.run(run())
+
+
+class StoppingEngine(LineEngine):
+    """Samples a line up to what stops it, as engines do: the token that stops it is streamed and recorded."""
+
+    async def generate(self, request: Any, on_tokens: Any = None) -> Completion:
+        rule = StopRule.of(request.sampling, renderer().end_ids, 1000)
+        drawn: list[int] = []
+        stop = None
+        for token in tokenizer().encode(self.lines[0], add_special_tokens=False):
+            drawn.append(token)
+            on_tokens(TokenChunk([token], [-0.5]))
+            if (stop := rule.check(drawn, renderer().encoder.decode)) is not None:
+                break
+        assert stop is not None
+        return Completion(drawn, [-0.5] * len(drawn), stop.reason, stop.by)
+
+
+@pytest.mark.parametrize(
+    ("line", "sampling", "said"),
+    [
+        ("Look it up\nObservation: 3", Sampling(stop=("Observation:", "Question:")), "Look it up\n"),
+        ("Look it up. Then go on", Sampling(stop=(".",)), "Look it up"),
+        ("hello world, hello", Sampling(stop_token_ids=tuple(tokenizer().encode(" world"))), "hello"),
+    ],
+)
+def test_what_stops_a_reply_is_not_streamed(line: str, sampling: Sampling, said: str) -> None:
+    async def run() -> None:
+        deltas = []
+        (reply,) = await new_session(StoppingEngine(line)).complete(ChatRequest(USER, sampling=sampling), deltas.append)
+        assert "".join(event.delta.content for event in deltas) == reply.text == said
+
+    asyncio.run(run())
+
+
+def test_a_reply_is_cut_before_the_first_of_several_stop_strings_in_its_last_token() -> None:
+    ids = tokenizer().encode("one\n\n", add_special_tokens=False)
+    assert renderer().decode(ids, stopped_by="\n") == "one"
 
 
 def test_disabled_tool_calls_are_never_offered() -> None:
