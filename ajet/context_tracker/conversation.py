@@ -23,7 +23,7 @@ from ajet.context_tracker.messages import (
     snapshot,
     split_reasoning,
 )
-from ajet.schema.chat import FinishReason, JsonMessages, Message, Sampling, Tool
+from ajet.schema.chat import ChatReply, ChatRequest, JsonMessages, Message, Tool
 from ajet.schema.episode import ROOT, Call, CallTree, IntArray, Run
 from ajet.schema.errors import ModelCallError
 
@@ -196,6 +196,8 @@ class CallRecord:
     """Empty once the reply has come."""
     begun: int
     """When it began, on the tracker's clock of begins and ends."""
+    is_step: bool
+    """Whether it counts as a step: the further choices of a request don't."""
     ended: int = 0
     """When it ended, on the same clock; 0 while in flight."""
     requests_before: int = 0
@@ -399,43 +401,33 @@ class MessageCalls:
         """The messages and the reply of each call."""
 
     def add(
-        self,
-        agent: str,
-        target: str,
-        messages: Sequence[Message],
-        toolset: int,
-        sampling: Sampling,
-        reply: Message,
-        finish_reason: FinishReason,
-        tokens: tuple[int, int],
-        started_s: float,
-        seconds: float,
+        self, name: str, request: ChatRequest, reply: ChatReply, toolset: int, started_s: float, seconds: float
     ) -> None:
-        """`tokens`: of prompt and reply, as the server counted them; 0 if it didn't."""
-        said = [_said(message) for message in messages]
-        extends = self._extended(agent, said)
+        said = [_said(message) for message in request.messages]
+        extends = self._extended(request.agent, said)
         known = 0 if extends == ROOT else len(self._known[extends])
+        prompt_tokens, reply_tokens = reply.counted
         self.calls.append(
             Call(
-                name=f"call-{len(self.calls)}",
-                agent=agent,
-                target=target,
+                name=name,
+                agent=request.agent,
+                target=request.target,
                 turn=0 if extends == ROOT else self.calls[extends].turn + 1,
                 prompt_run=ROOT,
-                prompt_tokens=tokens[0],
-                reply_tokens=tokens[1],
-                finish_reason=finish_reason,
-                sampling=sampling,
+                prompt_tokens=prompt_tokens,
+                reply_tokens=reply_tokens,
+                finish_reason=reply.completion.finish_reason,
+                sampling=request.sampling,
                 trainable=False,
                 extends=extends,
-                new_messages=[dict(message) for message in messages[known:]],
-                reply=dict(reply),
+                new_messages=[dict(message) for message in request.messages[known:]],
+                reply=dict(reply.message),
                 tools=toolset,
                 started_s=started_s,
                 seconds=seconds,
             )
         )
-        self._known.append([*said, _said(reply)])
+        self._known.append([*said, _said(reply.message)])
 
     def _extended(self, agent: str, said: list[Any]) -> int:
         for index in range(len(self.calls) - 1, -1, -1):

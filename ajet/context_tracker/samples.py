@@ -17,7 +17,7 @@ import numpy as np
 from ajet.context_tracker.conversation import CallRecord
 from ajet.context_tracker.messages import SharedTokenLoss, TrackerSettings, content_text
 from ajet.schema.chat import Message
-from ajet.schema.episode import ROOT, CallTree, DropReason, Episode, Ledger, Sample
+from ajet.schema.episode import ROOT, Call, CallTree, DropReason, Episode, Ledger, Sample
 from ajet.schema.errors import RewardError
 
 
@@ -33,7 +33,7 @@ class Rewards:
         value: float,
         call: str | None,
         agent: str | None,
-        calls: Mapping[str, CallRecord],
+        calls: Mapping[str, Call],
         agents: Collection[str],
         *,
         replace: bool = False,
@@ -46,8 +46,8 @@ class Rewards:
         if call is not None:
             if call not in calls:
                 raise RewardError(f"tuner.reward(call={call!r}): this episode has no such call; it has {_some(calls)}")
-            calls[call].call.reward = value
-            calls[call].call.replaces_outcome = replace
+            calls[call].reward = value
+            calls[call].replaces_outcome = replace
         elif agent is not None:
             if agent not in agents:
                 raise RewardError(f"tuner.reward(agent={agent!r}): no such agent; the agents are {_some(agents)}")

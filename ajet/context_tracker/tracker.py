@@ -180,7 +180,8 @@ class ContextTracker:
         if parent is not None:
             parent.ids = None
         self._clock += 1
-        self._steps[request.agent] += choice == 0
+        is_step = choice == 0
+        self._steps[request.agent] += is_step
         call = Call(
             name=f"{self.settings.call_prefix}-{len(self._records)}",
             agent=request.agent,
@@ -206,6 +207,7 @@ class ContextTracker:
             prompt.audit,
             ids,
             self._clock,
+            is_step,
         )
         request.turn.prompts.append(record)
         self._records.append(record)
@@ -233,6 +235,8 @@ class ContextTracker:
         """
         record = self._in_flight(call_id)
         ids = completion.token_ids
+        if text is None:
+            text = self.renderer.decode(ids, stopped_by=completion.stopped_by)
         call = record.call
         self._clock += 1
         record.ended = self._clock
@@ -248,8 +252,6 @@ class ContextTracker:
             record.reply = self._growth.add_sampled(record.prompt, ids, record.index)
             record.reply_turn = self._conversations.add_reply(record.turn, reply, record)
             record.reasoning = split_reasoning(record.said)[0].strip()
-            if text is None:
-                text = self.renderer.decode(ids, stopped_by=completion.stopped_by)
             record.empty_thought = not record.reasoning and THOUGHT_END in text
             record.closed = completion.finish_reason == "stop"
             record.ids = (record.prompt_ids, self.renderer.encoder.shared(ids))
@@ -258,7 +260,8 @@ class ContextTracker:
             call.drop = "aborted"
         elif not call.trainable:
             call.drop = "not_trainable"
-        self._check_output(record, completion, reply, text, malformed)
+        if completion.finish_reason != "abort":
+            self._check_output(record, reply, text, malformed)
 
     def begin_messages(self, agent: str, choice: int = 0) -> float:
         """Begin a call to a model that doesn't report tokens. Returns its start time, for `commit_messages`."""
@@ -266,13 +269,15 @@ class ContextTracker:
         self._steps[agent] += choice == 0
         return time.monotonic() - self._started
 
+    def abort_messages(self, agent: str, choice: int) -> None:
+        """Such a call got no reply."""
+        self._steps[agent] -= choice == 0
+
     def commit_messages(self, request: ChatRequest, reply: ChatReply, began: float) -> None:
-        """Record the reply to such a call."""
-        self._messages.add(
-            request.agent, request.target, request.messages, self._toolset(request.tools), request.sampling,
-            reply.message, reply.completion.finish_reason, reply.counted, began,
-            time.monotonic() - self._started - began,
-        )  # fmt: skip
+        """Record the reply to such a call, under a name of ours."""
+        reply.call_id = f"{self.settings.call_prefix}-{len(self._messages.calls)}"
+        seconds = time.monotonic() - self._started - began
+        self._messages.add(reply.call_id, request, reply, self._toolset(request.tools), began, seconds)
 
     def abort(self, call_id: str, why: str) -> None:
         """The call got no reply (cancelled, engine failure)."""
@@ -284,14 +289,15 @@ class ContextTracker:
         record.call.drop = "aborted"
         record.call.seconds = time.monotonic() - self._started - record.call.started_s
         record.call.reply = {"role": "assistant", "content": "", "aborted": why}
-        self._steps[record.call.agent] -= 1
+        self._steps[record.call.agent] -= record.is_step
 
     def reward(self, value: float, call: str | None = None, agent: str | None = None, *, replace: bool = False) -> None:
         """Give a reward to one call, to one agent, or (with neither) to the episode.
 
         A call's reward adds to the outcome; with `replace` it stands in for it.
         """
-        self._rewards.give(value, call, agent, self._by_id, self._steps, replace=replace)
+        calls = {call.name: call for call in (*self.calls, *self._messages.calls)}
+        self._rewards.give(value, call, agent, calls, self._steps, replace=replace)
 
     # ------------------------------------------------------------------ the episode
 
@@ -422,13 +428,7 @@ class ContextTracker:
         self._last_clipped = (sampling, clipped)
         return clipped
 
-    def _check_output(
-        self, record: CallRecord, completion: Completion, reply: Message, text: str | None, malformed: Sequence[str]
-    ) -> None:
-        if not self.settings.checks or completion.finish_reason == "abort":
-            return
-        if text is None:
-            text = self.renderer.decode(completion.token_ids, stopped_by=completion.stopped_by)
+    def _check_output(self, record: CallRecord, reply: Message, text: str, malformed: Sequence[str]) -> None:
         tools = [] if record.call.tools == ROOT else self._toolsets[record.call.tools]
         found = find_abnormal(text, reply, tools, self.settings.checks, self.renderer.encoder.controls, malformed)
         if found is None:

@@ -279,10 +279,10 @@ def _ending(reply: ChatReply) -> dict[str, Any]:
 
 
 def _usage(reply: ChatReply) -> dict[str, Any]:
-    cached = reply.completion.cached_prompt_tokens
+    cached, (prompt, sampled) = reply.completion.cached_prompt_tokens, reply.spent
     return {
-        "input_tokens": len(reply.prompt_ids) - cached,
-        "output_tokens": len(reply.completion.token_ids),
+        "input_tokens": prompt - cached,
+        "output_tokens": sampled,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
     }

@@ -304,8 +304,8 @@ def message_of(reply: ChatReply) -> dict[str, Any]:
 
 
 def usage(replies: list[ChatReply]) -> dict[str, Any]:
-    prompt = len(replies[0].prompt_ids)
-    sampled = sum(len(reply.completion.token_ids) for reply in replies)
+    prompt = replies[0].spent[0]
+    sampled = sum(reply.spent[1] for reply in replies)
     cached = max(reply.completion.cached_prompt_tokens for reply in replies)
     return {
         "prompt_tokens": prompt,

@@ -179,7 +179,7 @@ def _finished(call: ResponseCall, reply: ChatReply, output: list[Item], created:
 
 
 def _usage(reply: ChatReply) -> dict[str, Any]:
-    prompt, sampled = len(reply.prompt_ids), len(reply.completion.token_ids)
+    prompt, sampled = reply.spent
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": reply.completion.cached_prompt_tokens, "cache_write_tokens": 0},

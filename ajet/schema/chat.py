@@ -233,6 +233,11 @@ class ChatReply:
     counted: tuple[int, int] = (0, 0)
     """Prompt and reply tokens as counted by a server that doesn't return token ids."""
 
+    @property
+    def spent(self) -> tuple[int, int]:
+        """How many tokens prompt and reply have."""
+        return (len(self.prompt_ids), len(self.completion.token_ids)) if self.prompt_ids else self.counted
+
 
 PREFIXES = ("chatcmpl-", "msg_", "cmpl-", "resp_")
 """The prefix that each protocol adds to a call's id."""

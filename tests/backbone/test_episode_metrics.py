@@ -9,7 +9,7 @@ import pytest
 
 from ajet.backbone.metrics import episode_metrics, from_trinity, from_verl, staleness, step_names
 from ajet.context_tracker.conversation import MessageCalls
-from ajet.schema.chat import Sampling
+from ajet.schema.chat import ChatReply, ChatRequest, Completion
 from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Failure, Ledger, Outcome
 from support.synthetic_run import Vocabulary, math_episode
 
@@ -78,7 +78,9 @@ def test_a_model_that_reports_no_tokens_has_a_return_too() -> None:
     calls = MessageCalls()
     for prefilled in ("So", "And so"):
         said = [{"role": "user", "content": "go"}, {"role": "assistant", "content": prefilled}]
-        calls.add("a", "t", said, -1, Sampling(), {"role": "assistant", "content": "!"}, "stop", (3, 1), 0.0, 0.1)
+        message = {"role": "assistant", "content": "!"}
+        reply = ChatReply("c", message, "stop", "!", [], Completion([], [], "stop"), counted=(3, 1))
+        calls.add("c", ChatRequest(said, agent="a"), reply, -1, 0.0, 0.1)
     one.tree.calls += calls.calls
     found = episode_metrics([one])
     assert (found["return/mean"], found["episode/without_calls"]) == (0.5, 0.0)

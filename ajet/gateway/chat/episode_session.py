@@ -20,11 +20,13 @@ from msgspec.structs import replace
 from ajet.gateway.chat.reply import (
     IncrementalText,
     OnDelta,
+    ReplyDelta,
     ReplyReader,
     ResponseFormat,
     SessionSettings,
     check_completion,
     unmet,
+    whole_reply,
 )
 from ajet.gateway.chat.reply_parser import PLAIN, ReplyParser
 from ajet.gateway.chat.session_log import SpanLog, StoredResponses
@@ -335,9 +337,16 @@ class EpisodeSession:
         chat_model, wanted, tokens = await (asyncio.shield(preparation) if preparation else self._prepare(request))
         if chat_model is not None:
             began = self.tracker.begin_messages(request.agent, choice)
-            reply = await self._guarded(chat_model.reply(request))
-            self.check_open()
+            try:
+                reply = await self._guarded(chat_model.reply(request))
+                self.check_open()
+            except BaseException:
+                self.tracker.abort_messages(request.agent, choice)
+                raise
             self.tracker.commit_messages(request, reply, began)
+            if on_delta is not None:
+                for delta in whole_reply(reply.message):
+                    on_delta(ReplyDelta(choice, reply.call_id, delta))
             return reply
         tools = [] if self.settings.force_disable_toolcalls else request.tools
         prepared = self._begin(request, tools, wanted, tokens, choice)

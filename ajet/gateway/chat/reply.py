@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ajet.gateway.chat.reply_parser import Delta, ReplyParser
+from ajet.gateway.chat.reply_parser import CallPiece, Delta, ReplyParser
 from ajet.schema.chat import SIDE_MODEL, ChatReply, ChatRequest, Completion, Message, Sampling, TokenChunk, Tool
 from ajet.schema.errors import EngineError, InvalidRequestError
 from ajet.system.json_schemas import SchemaRefused, breach, check_schema, on_loop
@@ -211,6 +211,17 @@ class ReplyDelta:
 
 OnDelta = Callable[[ReplyDelta], None]
 """Called on the service loop."""
+
+
+def whole_reply(message: Message) -> Iterator[Delta]:
+    """The pieces of a reply that came at once."""
+    if reasoning := message.get("reasoning_content"):
+        yield Delta(reasoning=reasoning)
+    if content := message.get("content"):
+        yield Delta(content)
+    for index, call in enumerate(message.get("tool_calls", ())):
+        function = call["function"]
+        yield Delta(call=CallPiece(index, True, True, call["id"], function["name"], function["arguments"]))
 
 
 class ReplyReader:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from typing import Any
 
 import pytest
 
+from ajet.context_tracker import TrackerSettings
 from ajet.engine.base import StopRule
-from ajet.gateway.chat import SessionSettings
+from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.gateway.chat.reply import SeedKey
+from ajet.gateway.endpoints import answer
+from ajet.gateway.protocol import Caller
 from ajet.schema.chat import ChatReply, ChatRequest, Completion, EngineCapabilities, Sampling, TokenChunk
 from ajet.schema.errors import EngineError, GenerationTimeoutError, SessionClosedError, TooManyStepsError
 from support.session_parts import (
@@ -249,6 +254,8 @@ class ChatOnlyEngine(LineEngine):
         pass
 
     async def reply(self, request: ChatRequest) -> ChatReply:
+        if isinstance(self.lines[0], Exception):
+            raise self.lines.pop(0)
         message = {"role": "assistant", "content": f"{len(request.messages)} heard"}
         ended = Completion([], [], "stop")
         return ChatReply("r", message, "stop", message["content"], [], ended, counted=(9, 2))
@@ -274,10 +281,57 @@ def test_an_engine_without_token_ids_is_recorded_by_messages_and_never_trained()
     asyncio.run(run())
 
 
+def test_a_chat_only_engine_s_reply_is_streamed_counted_and_rewarded_like_any_other() -> None:
+    class Calling(ChatOnlyEngine):
+        async def reply(self, request: ChatRequest) -> ChatReply:
+            reply = await super().reply(request)
+            function = {"name": "f", "arguments": '{"a": 1}'}
+            reply.message["tool_calls"] = [{"id": "c", "type": "function", "function": function}]
+            return reply
+
+    async def ask(session: EpisodeSession, path: str, **fields: Any) -> str:
+        reply = await answer("POST", path, json.dumps({**fields, "stream": True}).encode(), Caller(session))
+        assert not isinstance(reply.body, bytes)
+        return b"".join([chunk async for chunk in reply.body]).decode()
+
+    async def run() -> None:
+        session = new_session(Calling("never"))
+        usage = {"stream_options": {"include_usage": True}}
+        for said in (
+            await ask(session, "/v1/chat/completions", messages=USER, **usage),
+            await ask(session, "/v1/messages", messages=USER, max_tokens=9),
+            await ask(session, "/v1/responses", input="hello"),
+        ):
+            assert "1 heard" in said and r"{\"a\": 1}" in said
+            assert re.search(r'"(prompt|input)_tokens":9\b', said) and re.search(
+                r'"(completion|output)_tokens":2\b', said
+            )
+        (reply,) = await session.complete(ChatRequest(USER))
+        session.reward(0.5, call=reply.call_id)
+        assert [call.reward for call in session.tracker.tree.calls] == [None, None, None, 0.5]
+
+    asyncio.run(run())
+
+
+def test_only_calls_with_a_reply_are_steps_however_many_choices_are_asked_for() -> None:
+    async def run() -> None:
+        limits = TrackerSettings(max_model_len=100_000, max_steps=1, checks=())
+        session = new_session(LineEngine(*[EngineError("broken")] * 4, "fine"), tracking=limits)
+        with pytest.raises(EngineError, match="broken"):
+            await session.complete(ChatRequest(USER, n=4))
+        await session.complete(ChatRequest(USER, n=4))
+        with pytest.raises(TooManyStepsError):
+            await session.complete(ChatRequest(USER))
+
+    asyncio.run(run())
+
+
 def test_calls_of_a_chat_only_engine_are_limited_too() -> None:
     async def run() -> None:
-        session = new_session(ChatOnlyEngine("never"))
+        session = new_session(ChatOnlyEngine(EngineError("busy"), "never"))
         limit = session.tracker.settings.max_steps
+        with pytest.raises(EngineError, match="busy"):
+            await session.complete(ChatRequest(USER))
         for _ in range(limit):
             await session.complete(ChatRequest(USER))
         with pytest.raises(TooManyStepsError, match=f"its {limit} model calls"):
