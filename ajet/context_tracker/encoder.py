@@ -184,7 +184,7 @@ def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
         try:
             return list(tokenizer.encode(text, add_special_tokens=False))
         except (UnicodeEncodeError, TypeError):
-            _refuse_half_pairs(text)
+            refuse_half_pairs(text)
             raise
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -202,7 +202,7 @@ def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
         try:
             ids: list[int] = encode([text], add_special_tokens=False)[0].ids
         except (UnicodeEncodeError, TypeError):  # which of them depends on the tokenizer's version
-            _refuse_half_pairs(text)
+            refuse_half_pairs(text)
             raise
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # from the tokenizer's Rust code: not even an Exception
@@ -222,7 +222,7 @@ def _plain_decoder(tokenizer: Any) -> Callable[[list[int]], str]:
     return partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def _refuse_half_pairs(text: str) -> None:
+def refuse_half_pairs(text: str) -> None:
     """Raises InvalidRequestError if the text isn't Unicode."""
     try:
         text.encode()

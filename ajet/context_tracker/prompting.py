@@ -269,7 +269,7 @@ class Prompting:
         usable = []
         for record in spoken.replies:
             if not record.closed:
-                why = why or ("reply_cut_by_length" if record.call.finish_reason == "length" else "reply_aborted")
+                why = why or "reply_cut_by_length"
             elif record.call.tools != request.toolset and self._renderer.supports_tools:
                 why = why or "tools_changed"
             elif record.kwargs_key != request.kwargs_key:
@@ -331,8 +331,8 @@ def _with_replies(turn: Turn) -> Iterator[Turn]:
 # ------------------------------------------------------------ forks
 
 
-def changed_message(agent_calls: Sequence[CallRecord], turn: Turn, known: int) -> tuple[str, CallRecord, str] | None:
-    """(reason, nearest call, detail) for a request that resembles a recorded conversation but does not go on with it.
+def changed_message(agent_calls: Sequence[CallRecord], turn: Turn, known: int) -> Fork | None:
+    """Why a request that resembles a recorded conversation does not go on with it.
 
     The first `known` messages are those of earlier calls. The nearest call is the agent's latest that shares the most.
     """
@@ -361,7 +361,7 @@ def changed_message(agent_calls: Sequence[CallRecord], turn: Turn, known: int) -
         reason = "history_rewritten"
     else:
         reason = "message_changed"
-    return reason, nearest, f"messages[{at}]{_changed_field(was, now)}"
+    return Fork(reason, nearest.index, f"messages[{at}]{_changed_field(was, now)}")
 
 
 def _shared_depth(turn: Turn, path: list[Turn]) -> int:

@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from ajet.context_tracker.abnormal import find_abnormal
-from ajet.context_tracker.conversation import Audit, CallRecord, Conversations, Growth, MessageCalls, Node, Turn, Walk
+from ajet.context_tracker.conversation import Audit, CallRecord, Conversations, Growth, MessageCalls, Node, Turn
+from ajet.context_tracker.encoder import refuse_half_pairs
 from ajet.context_tracker.messages import TrackerSettings, content_text, split_reasoning
 from ajet.context_tracker.prompting import (
     Prompt,
@@ -131,7 +132,8 @@ class ContextTracker:
         if self.settings.detect_forks and prompt.added:
             fork = prompt.fork
             if fork is None and (prompt.parent is None or prompt.parent.ids is None):  # else it goes on from a tip
-                fork = self._explain(agent, walk)
+                mine = [record for record in self._records if record.call.agent == agent]
+                fork = changed_message(mine, walk.turn, walk.known)
         replied = 0 if prompt.parent is None or prompt.parent.reply_turn is None else prompt.parent.reply_turn.depth
         new = [turn.resolved() for turn in walk.turn.since(replied)]
         return self._record(request, prompt, fork, new, target, sampling, trainable, choice)
@@ -245,23 +247,19 @@ class ContextTracker:
         call.finish_reason = completion.finish_reason
         call.versions = list(completion.versions)
         call.reply = dict(reply)
-        if ids:
-            call.logprobs = np.asarray(completion.logprobs, np.float32)
-            call.mask = np.full(len(ids), call.trainable and completion.finish_reason != "abort")
-            call.keep_experts(completion.experts, None if call.extends == ROOT else self._records[call.extends].call)
-            record.reply = self._growth.add_sampled(record.prompt, ids, record.index)
-            record.reply_turn = self._conversations.add_reply(record.turn, reply, record)
-            record.reasoning = split_reasoning(record.said)[0].strip()
-            record.empty_thought = not record.reasoning and THOUGHT_END in text
-            record.closed = completion.finish_reason == "stop"
-            record.ids = (record.prompt_ids, self.renderer.encoder.shared(ids))
+        call.logprobs = np.asarray(completion.logprobs, np.float32)
+        call.mask = np.full(len(ids), call.trainable)
+        call.keep_experts(completion.experts, None if call.extends == ROOT else self._records[call.extends].call)
+        record.reply = self._growth.add_sampled(record.prompt, ids, record.index)
+        record.reply_turn = self._conversations.add_reply(record.turn, reply, record)
+        record.reasoning = split_reasoning(record.said)[0].strip()
+        record.empty_thought = not record.reasoning and THOUGHT_END in text
+        record.closed = completion.finish_reason == "stop"
+        record.ids = (record.prompt_ids, self.renderer.encoder.shared(ids))
         record.prompt_ids = []
-        if completion.finish_reason == "abort":
-            call.drop = "aborted"
-        elif not call.trainable:
+        if not call.trainable:
             call.drop = "not_trainable"
-        if completion.finish_reason != "abort":
-            self._check_output(record, reply, text, malformed)
+        self._check_output(record, reply, text, malformed)
 
     def begin_messages(self, agent: str, choice: int = 0) -> float:
         """Begin a call to a model that doesn't report tokens. Returns its start time, for `commit_messages`."""
@@ -372,10 +370,6 @@ class ContextTracker:
 
     # ------------------------------------------------------------------ limits and checks
 
-    def _explain(self, agent: str, walk: Walk) -> Fork | None:
-        found = changed_message([r for r in self._records if r.call.agent == agent], walk.turn, walk.known)
-        return Fork(found[0], found[1].index, found[2]) if found else None
-
     def _toolset(self, tools: Sequence[Tool]) -> int:
         key = tools_key(tools)
         index = self._toolset_index.get(key)
@@ -390,7 +384,12 @@ class ContextTracker:
         if isinstance(messages, JsonMessages):
             new = messages.end - (before.end if before is not None else 0)
         else:
-            new = len(msgspec.json.encode(messages[before.turn.depth if before is not None else 0 :], enc_hook=str))
+            sent = messages[before.turn.depth if before is not None else 0 :]
+            try:
+                new = len(msgspec.json.encode(sent, enc_hook=str))
+            except UnicodeEncodeError as error:
+                refuse_half_pairs(error.object)
+                raise
         key = tools_key(tools)
         return new + (0 if key in self._toolset_index else len(key))
 

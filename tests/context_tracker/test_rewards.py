@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ajet.context_tracker.tracker import FinishedCalls
-from ajet.schema.chat import Completion, Sampling
+from ajet.schema.chat import Sampling
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import (
     AbnormalOutputError,
@@ -134,13 +134,6 @@ def test_a_failure_with_a_configured_reward_is_trained() -> None:
     linear(drive)
     episode = drive.tracker.finish(-1.0)
     assert episode.reward == -1.0 and episode.ledger.trained == episode.ledger.captured
-
-
-def test_tokens_of_an_aborted_generation_are_dropped() -> None:
-    drive = Drive()
-    call = drive.begin([user("Go.")])
-    drive.tracker.commit(call.call_id, Completion([5, 6], [-1.0, -2.0], "abort"), said(""))
-    assert drive.tracker.finish(1.0).ledger.dropped == {"aborted": 2}
 
 
 # ---------------------------------------------------------------- abandoned replies

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ajet.gateway.chat.tool_calls import properties_of, tagged_pair
+from ajet.gateway.chat.tool_calls import properties_of, python_value, tagged_pair
 from ajet.schema.chat import Tool
 
 LONGEST_HEAD = 1000
@@ -129,7 +129,8 @@ class JsonScanner:
         return True
 
 
-_STRING = r'"((?:[^"\\\x00-\x1f]|\\.)+)"'
+_STRING = r'"((?:[^"\\\x00-\x1f]|\\[^u])+)"'
+"""A name. One with numbered characters comes whole with its call: they may be none."""
 _NUMBER = r'(?:"tool_call_id"\s*:\s*"?\d*"?\s*,\s*)?'
 JSON_CALL = (
     r"\{\s*" + _NUMBER + r'"(?:name|tool_name)"\s*:\s*' + _STRING + r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
@@ -257,7 +258,7 @@ class PythonScanner:
             return False
         try:
             value = ast.literal_eval(self._text[found.end() : end].strip())
-            piece = f"{json.dumps(found[1])}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
+            piece = f"{json.dumps(found[1])}: {python_value(value)}"
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             self._broken = True
             return False

@@ -7,7 +7,6 @@ To add a family: a `ReplyParser` here (its marks, and a function that reads what
 from __future__ import annotations
 
 import ast
-import json
 import re
 import warnings
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from ajet.gateway.chat.tool_calls import (
     json_arguments,
     json_calls,
     json_value,
+    python_value,
     skip_space,
     tagged_arguments,
 )
@@ -393,7 +393,7 @@ def _python_call(element: ast.expr) -> WrittenCall:
         raise Unreadable("not a call with named arguments")
     try:
         values = {str(one.arg): ast.literal_eval(one.value) for one in element.keywords}
-        return WrittenCall(ast.unparse(element.func), json.dumps(values, ensure_ascii=False, allow_nan=False))
+        return WrittenCall(ast.unparse(element.func), python_value(values))
     except (ValueError, TypeError, RecursionError) as error:
         raise Unreadable(f"an argument is not a plain value: {error}") from None
 

@@ -78,8 +78,12 @@ def json_value(text: str, at: int) -> tuple[Any, str, int]:
     for decoder in (_STRICT, _LENIENT):
         try:
             value, end = decoder.raw_decode(text, at)
+            if "\\u" in text[at:end]:
+                json.dumps(value, ensure_ascii=False).encode()
         except RecursionError:
             raise Unreadable("JSON nested too deeply") from None
+        except UnicodeEncodeError:
+            raise Unreadable("half of a surrogate pair, which no protocol can send") from None
         except ValueError as error:
             problem = error
             continue
@@ -197,6 +201,13 @@ def _all_of(pattern: re.Pattern[str], text: str) -> Iterable[re.Match[str]]:
             return
         yield found
         at = found.end()
+
+
+def python_value(value: Any) -> str:
+    """A value written in Python, as JSON. Raises ValueError or TypeError if JSON has no such value."""
+    source = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    source.encode()  # half of a surrogate pair is none
+    return source
 
 
 def properties_of(name: str, tools: Sequence[Tool]) -> dict[str, Any]:

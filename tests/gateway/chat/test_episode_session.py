@@ -16,7 +16,13 @@ from ajet.gateway.chat.reply import SeedKey
 from ajet.gateway.endpoints import answer
 from ajet.gateway.protocol import Caller
 from ajet.schema.chat import ChatReply, ChatRequest, Completion, EngineCapabilities, Sampling, TokenChunk
-from ajet.schema.errors import EngineError, GenerationTimeoutError, SessionClosedError, TooManyStepsError
+from ajet.schema.errors import (
+    EngineError,
+    GenerationTimeoutError,
+    InvalidRequestError,
+    SessionClosedError,
+    TooManyStepsError,
+)
 from support.session_parts import (
     CALL,
     TOOLS,
@@ -139,6 +145,15 @@ def test_revoking_ends_calls_in_flight_and_refuses_later_ones() -> None:
         with pytest.raises(SessionClosedError):
             await session.complete(ChatRequest(USER))
         assert engine.cancelled == 1 and len(session.tracker.calls) == 1
+
+    asyncio.run(run())
+
+
+def test_half_of_a_surrogate_pair_is_refused_by_its_place() -> None:
+    async def run() -> None:
+        session = new_session(LineEngine("x"))
+        with pytest.raises(InvalidRequestError, match=r"half of a surrogate pair \(\\ud83d, after 'a smile: '\)"):
+            await session.complete(ChatRequest([{"role": "user", "content": "a smile: \ud83d"}]))
 
     asyncio.run(run())
 

@@ -337,6 +337,29 @@ def test_what_cannot_be_read_stays_text_and_is_named(text: str, why: str) -> Non
     assert len(reply.malformed) == 1 and why in reply.malformed[0]
 
 
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("hermes", r'<tool_call>{"name": "f\ud83d", "arguments": {}}</tool_call>'),
+        ("hermes", r'<tool_call>{"name": "f", "arguments": {"a\udc00": 1}}</tool_call>'),
+        ("mistral", r'[TOOL_CALLS]f[ARGS]{"a": "\ud83d"}'),
+        ("lfm", r"<|tool_call_start|>[f(a='\ud83d')]<|tool_call_end|>"),
+    ],
+)
+def test_half_of_a_surrogate_pair_makes_no_call(family: str, text: str) -> None:
+    """No protocol could send it, whole or in pieces."""
+    reply = in_pieces(FAMILIES[family], text, list(range(len(text))))
+    assert reply.message["content"].endswith(text) and len(reply.malformed) == 1
+    whole = text.replace(r"\ud83d", r"\ud83d\ude00").replace(r"\udc00", r"\u00e9")
+    if family != "lfm":  # in Python, these are two halves
+        assert len(calls_in(in_pieces(FAMILIES[family], whole, list(range(len(whole)))))) == 1
+
+
+def test_half_of_a_surrogate_pair_between_tags_is_text() -> None:
+    text = '<tool_call><function=search><parameter=count>"\\ud83d"</parameter></function></tool_call>'
+    assert calls_in(FAMILIES["qwen_xml"].parse(text, TOOLS)) == [("search", {"count": r'"\ud83d"'})]
+
+
 def test_a_call_after_a_broken_one_is_still_read() -> None:
     text = '<tool_call>{"name": 3}</tool_call>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     reply = FAMILIES["hermes"].parse(text, TOOLS)
