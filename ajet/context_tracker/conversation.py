@@ -198,6 +198,8 @@ class CallRecord:
     """When it began, on the tracker's clock of begins and ends."""
     is_step: bool
     """Whether it counts as a step: the further choices of a request don't."""
+    restated: int
+    """What `Conversations.restated` was when it began."""
     ended: int = 0
     """When it ended, on the same clock; 0 while in flight."""
     requests_before: int = 0
@@ -213,16 +215,10 @@ class CallRecord:
     ids: tuple[list[int], list[int]] | None = None
     """Prompt and reply, kept for the next call; None once another call has extended this one."""
     reasoning: str = ""
-    closed: bool = False
-    """Whether the reply ended by itself, so that messages may follow."""
 
     def held_prompt(self) -> list[int]:
         """The ids of its prompt if they are still held, else an empty list."""
         return self.ids[0] if self.ids is not None else self.prompt_ids
-
-    @property
-    def in_flight(self) -> bool:
-        return not self.ended
 
     @property
     def reply_key(self) -> tuple[bytes, bytes, str]:
@@ -268,6 +264,8 @@ class Conversations:
     def __init__(self) -> None:
         self.root = Turn({}, None, 0)
         self.serial = 0
+        self.restated = 0
+        """How often a message that was known has been sent with other reasoning, so that it is rendered differently."""
         self.call_names: dict[str, str] = {}
         """The id of each tool call so far, and which tool it called; an empty string if there were several."""
         self._latest: dict[str, list[Latest]] = {}  # of each agent, latest first
@@ -359,8 +357,19 @@ class Conversations:
             self.mark_calls(message)
         turn.raw = snapshot(raw)
         if message["role"] == "assistant":
-            turn.reasoning = split_reasoning(message)[0]
+            self._restate(turn, message)
         return turn
+
+    def _restate(self, turn: Turn, message: Message) -> None:
+        """Render an assistant's message as it is sent now; of a recorded reply, only other reasoning counts."""
+        before = turn.resolved()
+        turn.reasoning = split_reasoning(message)[0]
+        if not turn.replies:
+            calls = {"tool_calls": turn.message["tool_calls"]} if "tool_calls" in message else {}
+            turn.message = {**message, **calls}  # the results that follow go by the ids that came first
+        if turn.resolved() != before:
+            self.restated += 1
+            self._latest.clear()
 
     @staticmethod
     def _add(parent: Turn, key: MessageKey, message: Message) -> Turn:

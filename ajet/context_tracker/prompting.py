@@ -178,6 +178,8 @@ class PromptRequest(NamedTuple):
     toolset: int
     kwargs: Mapping[str, Any]
     kwargs_key: str
+    restated: int
+    """What `Conversations.restated` is."""
 
 
 class Prompt(NamedTuple):
@@ -268,7 +270,7 @@ class Prompting:
         why = ""
         usable = []
         for record in spoken.replies:
-            if not record.closed:
+            if record.call.finish_reason != "stop":
                 why = why or "reply_cut_by_length"
             elif record.call.tools != request.toolset and self._renderer.supports_tools:
                 why = why or "tools_changed"
@@ -314,7 +316,8 @@ def _twin(request: PromptRequest) -> CallRecord | None:
     """An earlier call of the same request (a retry or a further choice) whose prompt is still held."""
     for record in request.turn.prompts:
         same = record.call.agent == request.agent and record.call.tools == request.toolset
-        if same and record.kwargs_key == request.kwargs_key and record.held_prompt():
+        same = same and record.kwargs_key == request.kwargs_key and record.restated == request.restated
+        if same and record.held_prompt():
             return record
     return None
 

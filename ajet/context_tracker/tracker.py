@@ -119,7 +119,8 @@ class ContextTracker:
         walk = self._conversations.walk(agent, messages)
         toolsets = len(self._toolsets)
         try:
-            request = PromptRequest(agent, walk.turn, tools, self._toolset(tools), kwargs, kwargs_key)
+            restated = self._conversations.restated
+            request = PromptRequest(agent, walk.turn, tools, self._toolset(tools), kwargs, kwargs_key, restated)
             prompt = self._prompting.prompt(request)
             self.check_room(prompt.length)
         except ModelCallError:  # nothing of a refused request is kept
@@ -158,7 +159,7 @@ class ContextTracker:
         added = ids[origin.end :].tolist()
         message = {"role": "user", "content": prompt.text_from(origin.end)}
         turn = Turn(message, None, 1)  # outside the tree of messages: no chat request continues it
-        request = PromptRequest(agent, turn, (), ROOT, {}, "")
+        request = PromptRequest(agent, turn, (), ROOT, {}, "", 0)
         whole = Prompt(ids.tolist(), parent, origin, added, (), None, Audit("", 1))
         return self._record(request, whole, None, [message], target, sampling, trainable, choice)
 
@@ -210,6 +211,7 @@ class ContextTracker:
             ids,
             self._clock,
             is_step,
+            request.restated,
         )
         request.turn.prompts.append(record)
         self._records.append(record)
@@ -254,7 +256,6 @@ class ContextTracker:
         record.reply_turn = self._conversations.add_reply(record.turn, reply, record)
         record.reasoning = split_reasoning(record.said)[0].strip()
         record.empty_thought = not record.reasoning and THOUGHT_END in text
-        record.closed = completion.finish_reason == "stop"
         record.ids = (record.prompt_ids, self.renderer.encoder.shared(ids))
         record.prompt_ids = []
         if not call.trainable:
@@ -331,7 +332,7 @@ class ContextTracker:
     @property
     def in_flight(self) -> list[str]:
         """Calls that have begun but not ended."""
-        return [record.call.name for record in self._records if record.in_flight]
+        return [record.call.name for record in self._records if not record.ended]
 
     @property
     def tree(self) -> CallTree:
@@ -442,7 +443,7 @@ class ContextTracker:
 
     def _in_flight(self, call_id: str) -> CallRecord:
         record = self._by_id.get(call_id)
-        if self._finished or record is None or not record.in_flight:
+        if self._finished or record is None or record.ended:
             raise SessionClosedError(
                 f"{call_id} is not in flight: it never began, it has ended, or its episode is over"
             )

@@ -88,6 +88,43 @@ def test_a_changed_message_makes_a_branch_that_says_what_changed(change: Any, re
         assert "became" in fork.detail and fork.detail.startswith("messages[")
 
 
+def test_reasoning_is_rendered_as_it_is_sent_whatever_was_sent_before() -> None:
+    drive = Drive("qwen3")
+
+    def prompt(reasoning: str) -> str:
+        thought = {"reasoning_content": reasoning} if reasoning else {}
+        messages = [user("Go."), {**called("c", "x"), **thought}, result("c", "y")]
+        return drive.tokenizer.decode(drive.begin(messages, tools=[SEARCH]).prompt_ids)
+
+    for reasoning in ("It is cold.", "It is warm.", "It is cold.", ""):
+        text = prompt(reasoning)
+        assert [word for word in ("cold", "warm") if word in text] == [word for word in reasoning[6:-1].split()]
+
+
+def test_a_reply_is_gone_on_from_after_a_request_that_changed_its_reasoning() -> None:
+    drive = Drive("qwen3")
+    asked = [user("Go.")]
+    reply = {**called("c", "x"), "reasoning_content": "It is cold."}
+    drive.ask([*asked], reply, text="<think>\nIt is cold.\n</think>\n\ncall", tools=[SEARCH])
+    changed = {**reply, "reasoning_content": "It is warm."}
+    said_nothing = {key: value for key, value in reply.items() if key != "reasoning_content"}
+    for sent, extends in ((changed, None), (reply, "call-0"), (changed, None), (said_nothing, "call-0")):
+        assert drive.begin([*asked, sent, result("c", "y")], tools=[SEARCH]).extends == extends
+
+
+def test_equal_replies_with_other_thoughts_are_each_gone_on_from() -> None:
+    drive = Drive("qwen3")
+    asked = [user("Go.")]
+    for choice, thought in enumerate(("It is cold.", "It is warm.")):
+        call = drive.begin(asked, tools=[SEARCH], choice=choice)
+        reply = {**called("c", "x"), "reasoning_content": thought}
+        drive.commit(call, reply, f"<think>\n{thought}\n</think>\n\ncall")
+    for choice, thought in enumerate(("It is cold.", "It is warm.")):
+        sent = {**called("c", "x"), "reasoning_content": thought}
+        call = drive.begin([*asked, sent, result("c", "y")], tools=[SEARCH])
+        assert call.extends == f"call-{choice}"
+
+
 def test_other_tools_or_template_arguments_make_a_branch() -> None:
     drive = Drive()
     messages = [*start(drive, said("It is 4."), tools=[SEARCH]), user("Sure?")]
