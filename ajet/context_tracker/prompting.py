@@ -55,11 +55,6 @@ class Renderer:
         )
         """Ids that end a reply."""
 
-    @property
-    def supports_tools(self) -> bool:
-        """Whether the template shows tools to the model."""
-        return self.template.takes_tools
-
     def render(
         self,
         messages: Sequence[Message],
@@ -272,7 +267,7 @@ class Prompting:
         for record in spoken.replies:
             if record.call.finish_reason != "stop":
                 why = why or "reply_cut_by_length"
-            elif record.call.tools != request.toolset and self._renderer.supports_tools:
+            elif record.call.tools != request.toolset and self._renderer.template.takes_tools:
                 why = why or "tools_changed"
             elif record.kwargs_key != request.kwargs_key:
                 why = why or "template_arguments_changed"

@@ -238,14 +238,6 @@ class ChatTemplate:
             seen = seen if seen.results else form
         return seen
 
-    @property
-    def takes_tool_calls(self) -> bool:
-        return self._tool_form.calls
-
-    @property
-    def takes_tool_results(self) -> bool:
-        return self._tool_form.results
-
     # ------------------------------------------------------------------ fitting messages
 
     def fit(self, messages: Sequence[Message], *, first: bool) -> list[Message]:
@@ -270,7 +262,7 @@ class ChatTemplate:
                     continue
                 if not leading and not self.takes_late_system:
                     role = "user"
-            elif role == "tool" and not self.takes_tool_results:
+            elif role == "tool" and not self._tool_form.results:
                 role = "user"
             if held and role != "system":
                 content = "\n\n".join(held)
@@ -301,7 +293,7 @@ class ChatTemplate:
         if role != "assistant":
             return fit
         calls = message.get("tool_calls", [])
-        if calls and not self.takes_tool_calls:
+        if calls and not self._tool_form.calls:
             fit["content"] = "\n".join(filter(None, [fit["content"], *map(_call_as_text, mark(calls))]))
             calls = []
         if reasoning := message.get("reasoning_content"):

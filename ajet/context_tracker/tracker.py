@@ -175,7 +175,6 @@ class ContextTracker:
         choice: int,
     ) -> PreparedCall:
         """Grow the tree by a prompt, and record its call."""
-        self.check_room(prompt.length)
         node, shared = self._growth.add_context(prompt.origin, prompt.added)
         if fork is not None:
             fork.tokens = len(prompt.added) - shared

@@ -296,31 +296,26 @@ _NO_USAGE = {"input_tokens": 0, "output_tokens": 0, "cache_creation_input_tokens
 async def message_events(model: str, stream: ReplyStream, event: Event) -> AsyncIterator[bytes]:
     """Anthropic's events: content blocks are opened, filled and closed one after another."""
     blocks = _OpenBlocks()
-    try:
-        if isinstance(event, ModelCallError):
-            yield _event(anthropic_error_body(event))
-            return
-        call_id = event.call_id if isinstance(event, ReplyDelta) else event[0].call_id
-        start = {**_head(call_id, model), "content": [], "stop_reason": None, "stop_sequence": None, "usage": _NO_USAGE}
-        yield _event({"type": "message_start", "message": start})
-        while isinstance(event, ReplyDelta):
-            delta = event.delta
-            if delta.reasoning:
-                yield blocks.add("thinking", {"type": "thinking_delta", "thinking": delta.reasoning})
-            if delta.content:
-                yield blocks.add("text", {"type": "text_delta", "text": delta.content})
-            if delta.call is not None:
-                yield blocks.tool_use(delta.call)
-            event = await stream.next()
-        yield blocks.close()
-        if isinstance(event, ModelCallError):
-            yield _event(anthropic_error_body(event))
-            return
-        (reply,) = event
-        yield _event({"type": "message_delta", "delta": _ending(reply), "usage": _usage(reply), **_malformed(reply)})
-        yield _event({"type": "message_stop"})
-    finally:
-        stream.close()
+    assert not isinstance(event, ModelCallError)
+    call_id = event.call_id if isinstance(event, ReplyDelta) else event[0].call_id
+    start = {**_head(call_id, model), "content": [], "stop_reason": None, "stop_sequence": None, "usage": _NO_USAGE}
+    yield _event({"type": "message_start", "message": start})
+    while isinstance(event, ReplyDelta):
+        delta = event.delta
+        if delta.reasoning:
+            yield blocks.add("thinking", {"type": "thinking_delta", "thinking": delta.reasoning})
+        if delta.content:
+            yield blocks.add("text", {"type": "text_delta", "text": delta.content})
+        if delta.call is not None:
+            yield blocks.tool_use(delta.call)
+        event = await stream.next()
+    yield blocks.close()
+    if isinstance(event, ModelCallError):
+        yield _event(anthropic_error_body(event))
+        return
+    (reply,) = event
+    yield _event({"type": "message_delta", "delta": _ending(reply), "usage": _usage(reply), **_malformed(reply)})
+    yield _event({"type": "message_stop"})
 
 
 class _OpenBlocks:

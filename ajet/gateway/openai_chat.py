@@ -351,35 +351,32 @@ async def chat_chunks(
         choices = [{"index": choice, "delta": delta, "finish_reason": finish, **more}]
         return server_sent_event({**head, "choices": choices})
 
-    try:
-        while isinstance(event, ReplyDelta):
-            delta: dict[str, Any] = {}
-            if event.choice not in begun:
-                head["id"] = head["id"] or completion_id(event.call_id)
-                begun.add(event.choice)
-                delta = {"role": "assistant", "content": ""}
-            if event.delta.content:
-                delta["content"] = event.delta.content
-            if event.delta.reasoning:
-                delta["reasoning_content"] = event.delta.reasoning
-            if event.delta.call is not None:
-                delta["tool_calls"] = [call_piece(event.delta.call)]
-            yield chunk(event.choice, delta)
-            event = await stream.next()
-        if isinstance(event, ModelCallError):
-            yield server_sent_event({"error": openai_error_body(event)})
-            return
-        head["id"] = head["id"] or completion_id(event[0].call_id)
-        for index, reply in enumerate(event):
-            choice = _choice(call, index, reply, session)
-            del choice["index"], choice["message"]
-            opening = {} if index in begun else {"role": "assistant", "content": ""}
-            yield chunk(index, opening, choice.pop("finish_reason"), **choice)
-        if call.include_usage:
-            yield server_sent_event({**head, "choices": [], "usage": usage(event)})
-        yield b"data: [DONE]\n\n"
-    finally:
-        stream.close()
+    while isinstance(event, ReplyDelta):
+        delta: dict[str, Any] = {}
+        if event.choice not in begun:
+            head["id"] = head["id"] or completion_id(event.call_id)
+            begun.add(event.choice)
+            delta = {"role": "assistant", "content": ""}
+        if event.delta.content:
+            delta["content"] = event.delta.content
+        if event.delta.reasoning:
+            delta["reasoning_content"] = event.delta.reasoning
+        if event.delta.call is not None:
+            delta["tool_calls"] = [call_piece(event.delta.call)]
+        yield chunk(event.choice, delta)
+        event = await stream.next()
+    if isinstance(event, ModelCallError):
+        yield server_sent_event({"error": openai_error_body(event)})
+        return
+    head["id"] = head["id"] or completion_id(event[0].call_id)
+    for index, reply in enumerate(event):
+        choice = _choice(call, index, reply, session)
+        del choice["index"], choice["message"]
+        opening = {} if index in begun else {"role": "assistant", "content": ""}
+        yield chunk(index, opening, choice.pop("finish_reason"), **choice)
+    if call.include_usage:
+        yield server_sent_event({**head, "choices": [], "usage": usage(event)})
+    yield b"data: [DONE]\n\n"
 
 
 def call_piece(piece: CallPiece) -> dict[str, Any]:

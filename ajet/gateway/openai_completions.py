@@ -145,20 +145,17 @@ async def _chunks(
     """Server-sent events, beginning with `event`. The last chunk of a choice, as `write` makes it, has its
     log-probabilities and ids."""
     head: dict[str, Any] = {}
-    try:
-        while isinstance(event, ReplyDelta):
-            head = head or _head(event.call_id, model)
-            choice = {"index": event.choice, "text": event.delta.content, "logprobs": None, "finish_reason": None}
-            yield server_sent_event({**head, "choices": [choice]})
-            event = await stream.next()
-        if isinstance(event, ModelCallError):
-            yield server_sent_event({"error": openai_error_body(event)})
-            return
-        head = head or _head(event[0].call_id, model)
-        for index, reply in enumerate(event):
-            yield server_sent_event({**head, "choices": [{**write(index, reply), "text": ""}]})
-        if include_usage:
-            yield server_sent_event({**head, "choices": [], "usage": _usage(event, len(event))})
-        yield b"data: [DONE]\n\n"
-    finally:
-        stream.close()
+    while isinstance(event, ReplyDelta):
+        head = head or _head(event.call_id, model)
+        choice = {"index": event.choice, "text": event.delta.content, "logprobs": None, "finish_reason": None}
+        yield server_sent_event({**head, "choices": [choice]})
+        event = await stream.next()
+    if isinstance(event, ModelCallError):
+        yield server_sent_event({"error": openai_error_body(event)})
+        return
+    head = head or _head(event[0].call_id, model)
+    for index, reply in enumerate(event):
+        yield server_sent_event({**head, "choices": [{**write(index, reply), "text": ""}]})
+    if include_usage:
+        yield server_sent_event({**head, "choices": [], "usage": _usage(event, len(event))})
+    yield b"data: [DONE]\n\n"

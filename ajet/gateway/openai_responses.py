@@ -198,32 +198,29 @@ async def response_events(
     """Server-sent events, beginning with `event`: items are opened, filled and closed one after another."""
     created = int(time.time())
     sequence = _Sequence()
-    try:
-        assert not isinstance(event, ModelCallError)
-        call_id = event.call_id if isinstance(event, ReplyDelta) else event[0].call_id
-        items = _OpenItems(call_id, call.tools, StreamedLogprobs(session) if call.logprobs else None)
-        for kind in ("response.created", "response.in_progress"):
-            yield sequence.event(kind, response=_response(call, call_id, created, "in_progress", []))
-        while isinstance(event, ReplyDelta):
-            for change in items.take(event):
-                yield sequence.event(**change)
-            event = await stream.next()
-        if isinstance(event, ModelCallError):
-            failed = _response(call, call_id, created, "failed", items.done)
-            failed["error"] = {"code": "server_error", "message": str(event)}
-            yield sequence.event("response.failed", response=failed)
-            return
-        (reply,) = event
-        for change in items.finish("incomplete" if reply.finish_reason == "length" else "completed"):
+    assert not isinstance(event, ModelCallError)
+    call_id = event.call_id if isinstance(event, ReplyDelta) else event[0].call_id
+    items = _OpenItems(call_id, call.tools, StreamedLogprobs(session) if call.logprobs else None)
+    for kind in ("response.created", "response.in_progress"):
+        yield sequence.event(kind, response=_response(call, call_id, created, "in_progress", []))
+    while isinstance(event, ReplyDelta):
+        for change in items.take(event):
             yield sequence.event(**change)
-        output = items.done if not items.broken else reply_items(reply, call.tools)
-        if call.logprobs:
-            add_logprobs(reply, output, session)
-        _store(call, reply, output, session)
-        finished = _finished(call, reply, output, created)
-        yield sequence.event(f"response.{finished['status']}", response=finished)
-    finally:
-        stream.close()
+        event = await stream.next()
+    if isinstance(event, ModelCallError):
+        failed = _response(call, call_id, created, "failed", items.done)
+        failed["error"] = {"code": "server_error", "message": str(event)}
+        yield sequence.event("response.failed", response=failed)
+        return
+    (reply,) = event
+    for change in items.finish("incomplete" if reply.finish_reason == "length" else "completed"):
+        yield sequence.event(**change)
+    output = items.done if not items.broken else reply_items(reply, call.tools)
+    if call.logprobs:
+        add_logprobs(reply, output, session)
+    _store(call, reply, output, session)
+    finished = _finished(call, reply, output, created)
+    yield sequence.event(f"response.{finished['status']}", response=finished)
 
 
 class _Sequence:
