@@ -30,7 +30,7 @@ from ajet.context_tracker.messages import (
 from ajet.context_tracker.template import ChatTemplate
 from ajet.context_tracker.template_probe import NotStable, TemplateProbe
 from ajet.schema.chat import Message, Tool
-from ajet.schema.episode import CallTree, Fork, IntArray
+from ajet.schema.episode import ROOT, CallTree, Fork, IntArray
 from ajet.schema.errors import InvalidRequestError
 
 __all__ = ["NotStable", "Renderer"]
@@ -271,11 +271,23 @@ class Prompting:
                 why = why or "tools_changed"
             elif record.kwargs_key != request.kwargs_key:
                 why = why or "template_arguments_changed"
-            elif spoken.reasoning and spoken.reasoning.strip() != record.reasoning:
+            elif not self._thought_as_sent(request, record):
                 why = why or "reasoning_changed"
             else:
                 usable.append(record)
         return sorted(usable, key=lambda record: (record.call.agent != request.agent, record.reply_key)), why
+
+    def _thought_as_sent(self, request: PromptRequest, record: CallRecord) -> bool:
+        """Whether the replies up to this one have the reasoning that the client sends with them, if it sends any: those
+        of another call may have the same texts."""
+        while record.reply_turn is not None:
+            sent = record.reply_turn.reasoning.strip()
+            if sent and sent != record.reasoning:
+                return False
+            if record.call.extends == ROOT or record.restated == request.restated:
+                break
+            record = self._records[record.call.extends]
+        return True
 
     def _appended(self, request: PromptRequest, record: CallRecord, spoken: Turn) -> list[int] | NotStable:
         probe = self._renderer.probe

@@ -125,6 +125,17 @@ def test_equal_replies_with_other_thoughts_are_each_gone_on_from() -> None:
         assert call.extends == f"call-{choice}"
 
 
+def test_conversations_of_equal_texts_are_told_apart_by_their_first_thought() -> None:
+    drive = Drive("qwen3", reasoning_history="keep")
+    talks = [[user("Go.")], [user("Go.")]]
+    for thoughts in (("It is cold.", "It is warm."), ("Still so.", "Still so.")):
+        for talk, thought in zip(talks, thoughts, strict=True):
+            reply = said("Yes.", reasoning_content=thought)
+            drive.ask(talk, reply, text=f"<think>\n{thought}\n</think>\n\nYes.")
+            talk.append(user("Sure?"))
+    assert [drive.begin(talk).extends for talk in talks] == ["call-2", "call-3"]
+
+
 def test_other_tools_or_template_arguments_make_a_branch() -> None:
     drive = Drive()
     messages = [*start(drive, said("It is 4."), tools=[SEARCH]), user("Sure?")]
