@@ -244,7 +244,7 @@ class EpisodeSession:
     def check_open(self) -> None:
         """Raise if the episode is over."""
         if self._closed is not None:
-            raise self._closed
+            raise self._closed.with_traceback(None)  # else it would keep the frames of all whom it has refused
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call this when the session is revoked (at once if it already is)."""

@@ -149,6 +149,20 @@ def test_revoking_ends_calls_in_flight_and_refuses_later_ones() -> None:
     asyncio.run(run())
 
 
+def test_a_session_that_is_over_keeps_nothing_of_the_requests_that_it_refuses() -> None:
+    async def run() -> None:
+        session = new_session(LineEngine("x"))
+        session.revoke()
+        frames = []
+        for _ in range(3):
+            with pytest.raises(SessionClosedError) as refused:
+                await session.complete(ChatRequest(USER))
+            frames.append(len(refused.traceback))
+        assert frames == frames[:1] * 3
+
+    asyncio.run(run())
+
+
 def test_half_of_a_surrogate_pair_is_refused_by_its_place() -> None:
     async def run() -> None:
         session = new_session(LineEngine("x"))
