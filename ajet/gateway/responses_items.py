@@ -8,6 +8,7 @@ one sent by messages.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -132,6 +133,7 @@ FindItem = Callable[[str], Item | None]
 
 _TEXT = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ROLES = ("user", "system", "developer", "assistant")
+_OUR_ID = re.compile(r"(?:rs|msg|fc|ctc)_(.+)_\d+")
 
 # ---------------------------------------------------------------- reading
 
@@ -168,6 +170,8 @@ class _Messages:
         self.done: list[Message] = []
         self._open: Message | None = None
         """The assistant message at the end."""
+        self._of = ""
+        """The call that it is the reply of, if its items have our ids."""
         self._text_over = False
         """Its text has come, and no tool call since."""
 
@@ -194,13 +198,13 @@ class _Messages:
         if role != "assistant":
             self._close({"role": role, "content": text})
             return
-        message = self._reply(fresh=self._text_over)
+        message = self._reply(item, fresh=self._text_over)
         message["content"] += text
         self._text_over = True
 
     def _reasoning(self, item: Item, where: str) -> None:
         """Its text, if there is any to read. What clients leave out, the recorded call knows."""
-        message = self._reply(fresh=self._open is not None)
+        message = self._reply(item, fresh=self._open is not None)
         content = item.get("content")
         if not isinstance(content, list | None):
             raise BadField(f"{where}.content", f"{where}.content must be an array, not {kind(content)}")
@@ -208,7 +212,7 @@ class _Messages:
         if not all(isinstance(part, str) for part in parts):
             raise BadField(f"{where}.content", f"{where}.content must be a list of reasoning_text parts")
         if text := "".join(map(str, parts)):
-            message["reasoning_content"] = text
+            message["reasoning_content"] = message.get("reasoning_content", "") + text
 
     def _call(self, item: Item, where: str) -> None:
         call_id, name = _text_field(item, "call_id", where), _text_field(item, "name", where)
@@ -217,14 +221,19 @@ class _Messages:
         else:
             arguments = _text_field(item, "arguments", where)
         name = joined_name(name, item.get("namespace"))
-        message = self._reply(fresh=False)
+        message = self._reply(item, fresh=False)
         self._text_over = False
         function = {"name": name, "arguments": arguments}
         message.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
-    def _reply(self, *, fresh: bool) -> Message:
-        """The assistant message that the item belongs to."""
+    def _reply(self, item: Item, *, fresh: bool) -> Message:
+        """The assistant message that the item belongs to. `fresh`: it begins one, unless the ids tell."""
+        found = _OUR_ID.fullmatch(str(item.get("id")))
+        call = found[1] if found else ""
+        if call and self._of:  # a reply may think, say something, and think again
+            fresh = call != self._of
         if self._open is None or fresh:
+            self._of = call
             self._open = {"role": "assistant", "content": ""}
             self._text_over = False
             self.done.append(self._open)

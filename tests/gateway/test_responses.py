@@ -15,7 +15,9 @@ import pytest
 from ajet.gateway import Gateway
 from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.chat.session_log import StoredResponses
-from ajet.gateway.protocol import agent_key
+from ajet.gateway.chat.tool_call_parsers import FAMILIES
+from ajet.gateway.endpoints import answer
+from ajet.gateway.protocol import Caller, agent_key
 from ajet.schema.chat import Completion, GenerateRequest
 from ajet.schema.episode import Call
 from ajet.schema.errors import EngineError
@@ -105,6 +107,30 @@ async def by_chat(client: openai.AsyncOpenAI) -> None:
         assert message.tool_calls
         messages += [message.model_dump(exclude_none=True)]
         messages += [{"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": f"result {turn}"}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_that_thinks_again_is_sent_back_as_one(stream: bool) -> None:
+    line = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>Let me look.<|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>At f.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+    )
+
+    async def run() -> None:
+        session = new_session(LineEngine(line), parser=FAMILIES["harmony"])
+        items: list[Any] = [*ASK]
+        for extends in (-1, 0):
+            body = {"input": items, "tools": TOOLS, "stream": stream}
+            reply = await answer("POST", "/v1/responses", json.dumps(body).encode(), Caller(session))
+            said = reply.body if isinstance(reply.body, bytes) else b"".join([chunk async for chunk in reply.body])
+            output = json.loads(said.split(b"data: ")[-1])
+            output = output["response"]["output"] if stream else output["output"]
+            assert len(output) == (4 if stream else 3)
+            items += [*output, {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "r"}]
+            assert session.tracker.calls[-1].extends == extends
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])

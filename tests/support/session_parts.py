@@ -98,9 +98,8 @@ def new_session(
         tracker=ContextTracker(renderer(), tracking or TrackerSettings(max_model_len=100_000, checks=())),
         renderer=renderer(),
         engine=engine,
-        parser=pick_parser(tokenizer()),
         settings=settings or SessionSettings(),
-        **more,
+        **{"parser": pick_parser(tokenizer()), **more},
     )
 
 
