@@ -27,7 +27,7 @@ from ajet.environment.gymnasium_environment import plain_value
 from ajet.environment.leased import LeasedEnvironment
 from ajet.schema.printable import encodable_values
 from ajet.schema.task import Task
-from ajet.system.forking import ForkingServer, serve
+from ajet.system.forking import ForkingServer
 
 TRACEBACK_CHARS = 8000
 
@@ -89,12 +89,7 @@ def _answered(work: Any) -> dict[str, Any]:
         return {"error": traceback.format_exc()[-TRACEBACK_CHARS:]}
 
 
-def main(control_fd: int) -> None:
-    """Serve until the control socket closes."""
-    serve(control_fd, _InstanceServer)
-
-
-class _InstanceServer(ForkingServer):
+class InstanceServer(ForkingServer):
     """The server, with the user's code imported."""
 
     descriptors = 1

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
-import signal
 import socket
-import subprocess
-import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,18 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ajet.environment.environment import EnvironmentSettings
-from ajet.schema.errors import UserError
-from ajet.system.forking import PACKET
+from ajet.system.forking import ForkingClient
 
-BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from ajet.environment.instance_server import main; main(int(sys.argv[2]))"  # noqa: E501
 LINE_LIMIT = 64 * 1024 * 1024
 REMEMBERED = 10_000
 """How many ended instances are remembered, for telling their clients why."""
 SWEEP_S = 0.5
 CLOSE_S = 5.0
 """How long an environment's `close` may take."""
-EXIT_NOTICE_S = 2.0
-"""How long to wait for an exit status after a process has gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +87,7 @@ class _End(NamedTuple):
 class _Instance:
     """One process."""
 
+    server: ForkingClient
     number: int
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -120,11 +113,8 @@ class Instances:
         self._open: dict[str, _Instance] = {}
         self._starting: set[str] = set()
         self._gone: OrderedDict[str, _End] = OrderedDict()
-        self._numbers = itertools.count(1)
-        self._exits: dict[int, asyncio.Future[str]] = {}
-        self._server: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._ready: asyncio.Future[str] | None = None
+        self._server: ForkingClient | None = None
+        """The clean process."""
         self._sweeper: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -135,7 +125,7 @@ class Instances:
 
     async def start(self) -> str:
         """Start the clean process. Returns the environment's name; raises a `UserError` if it can't be used."""
-        name = await self._clean_process()
+        name: str = (await (await self._clean_process()).ready())["name"]
         self._sweeper = asyncio.create_task(self._sweep())
         return name
 
@@ -146,7 +136,8 @@ class Instances:
         for instance in list(self._open.values()):
             instance.writer.close()
         self._open.clear()
-        self._drop_clean_process()
+        if self._server is not None:
+            self._server.close()
 
     # ------------------------------------------------------------ what clients ask
 
@@ -239,7 +230,11 @@ class Instances:
                 line = b"" if isinstance(error, ConnectionError) else b"?"
             answer = _parsed(line)
             if answer is None:
-                how = await self._exit_of(instance) if not line else "wrote something unreadable to its channel"
+                how = (
+                    await instance.server.exit_of(instance.number)
+                    if not line
+                    else "wrote something unreadable to its channel"
+                )
                 by_action = acted and (how.startswith("exited") or ("killed by" in how and "SIGKILL" not in how))
                 why = f"its process {how} during `{request['do']}`"
                 self._end(instance, why, by_action=by_action)
@@ -273,7 +268,8 @@ class Instances:
 
     def _kill(self, instance: _Instance) -> None:
         instance.ended = instance.ended or _End("it was ended", False)
-        self._command({"do": "kill", "number": instance.number})
+        instance.server.command("kill", instance.number)
+        instance.server.forget(instance.number)
         instance.writer.close()
 
     async def _close(self, instance: _Instance) -> None:
@@ -293,110 +289,31 @@ class Instances:
                 if instance.turn.locked():
                     continue
                 if instance.reader.at_eof():
-                    self._end(instance, f"its process {await self._exit_of(instance)}")
+                    self._end(instance, f"its process {await instance.server.exit_of(instance.number)}")
                 elif now - instance.used_at > self.limits.idle_s:
                     self.counts.expired += 1
                     self.counts.died -= 1  # `_end` counts it as well
                     self._end(instance, f"it was not used for {self.limits.idle_s:g} s")
 
-    async def _exit_of(self, instance: _Instance) -> str:
-        if (exited := self._exits.get(instance.number)) is None:
-            return "ended"
-        try:
-            return await asyncio.wait_for(asyncio.shield(exited), EXIT_NOTICE_S)
-        except TimeoutError:
-            return "closed its channel"
-
     # ------------------------------------------------------------ the clean process
 
-    async def _clean_process(self) -> str:
-        """The name of the environment, once the clean process has imported it."""
-        if self._server is not None and self._server.poll() is not None:
-            self._drop_clean_process()
-        if self._ready is None:
-            loop = asyncio.get_running_loop()
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            ours.setblocking(False)
-            self._server = subprocess.Popen(
-                [sys.executable, "-c", BOOT, json.dumps(sys.path), str(theirs.fileno())],
-                stdin=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C goes to the server, which ends it
-            )
-            theirs.close()
-            assert self._server.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # `_ready` will report it
-                self._server.stdin.write(json.dumps(self._setup).encode())
-                self._server.stdin.close()
-            self._control, self._ready = ours, loop.create_future()
-            loop.add_reader(ours, self._receive, ours, self._ready)
-        return await asyncio.shield(self._ready)
-
-    def _drop_clean_process(self) -> None:
-        if self._control is not None:
-            asyncio.get_running_loop().remove_reader(self._control)
-            self._control.close()  # the process ends its instances and itself
-        if self._server is not None:
-            try:
-                self._server.wait(timeout=2.0)
-            except subprocess.TimeoutExpired:
-                self._server.kill()
-                self._server.wait()
-        self._server = self._control = self._ready = None
+    async def _clean_process(self) -> ForkingClient:
+        """With the environment imported; a new one if the last has died. Raises a `UserError`."""
+        if self._server is not None and self._server.died:
+            self._server.close()
+            self._server = None
+        if self._server is None:
+            self._server = ForkingClient(("ajet.environment.instance_server", "InstanceServer"), self._setup)
+        await self._server.ready()
+        return self._server
 
     async def _start_instance(self) -> _Instance:
-        await self._clean_process()
-        assert self._control is not None
+        server = await self._clean_process()
         ours, theirs = socket.socketpair()
-        number = next(self._numbers)
-        loop = asyncio.get_running_loop()
-        self._exits[number] = loop.create_future()
-        try:
-            command = json.dumps({"do": "start", "number": number}).encode()
-            socket.send_fds(self._control, [command], [theirs.fileno()])
-        except OSError as error:
-            ours.close()
-            raise Gone(f"the process of instance {number} could not be started: {error}", known=True) from None
-        finally:
-            theirs.close()
+        with theirs:
+            number = server.start(theirs.fileno())
         reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
-        return _Instance(number, reader, writer, loop.time())
-
-    def _command(self, command: dict[str, Any]) -> None:
-        if self._control is not None:
-            with contextlib.suppress(OSError):  # then all instances are dead
-                self._control.send(json.dumps(command).encode())
-
-    def _receive(self, control: socket.socket, ready: asyncio.Future[str]) -> None:
-        try:
-            packet = control.recv(PACKET)
-        except BlockingIOError:
-            return
-        except ConnectionResetError:
-            packet = b""
-        if not packet:
-            asyncio.get_running_loop().remove_reader(control)
-            if not ready.done():
-                ready.set_exception(UserError("the environment ended the process that imported it: see above"))
-            for exited in self._exits.values():
-                if not exited.done():
-                    exited.set_result("ended with the server's clean process")
-            return
-        event = json.loads(packet)
-        if event["event"] == "ready":
-            ready.set_result(event["name"])
-        elif event["event"] == "refused":
-            ready.set_exception(UserError(event["error"]))
-        elif (ended := self._exits.get(event["number"])) is not None and not ended.done():
-            ended.set_result(_how(event))
-            asyncio.get_running_loop().call_later(10 * EXIT_NOTICE_S, self._exits.pop, event["number"], None)
-
-
-def _how(event: dict[str, Any]) -> str:
-    code = event.get("code")
-    if code is None:
-        return f"could not be started: {event.get('error')}"
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return _Instance(server, number, reader, writer, asyncio.get_running_loop().time())
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

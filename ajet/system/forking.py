@@ -1,5 +1,5 @@
 """`ForkingServer`: a small process that forks others on command, and kills and reaps them with all they started.
-`ForkedWorkers`: the same for workers that a process forks from itself.
+`ForkingClient` starts one and commands it. `ForkedWorkers`: the same for workers that a process forks from itself.
 
 Whatever a child leaves behind, in whichever session, becomes the server's own child, and is killed (on Linux; elsewhere
 what is in the child's process group is).
@@ -11,23 +11,29 @@ subclass adds), and sends events (`ready`, `refused`, `exited`). When its other 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
+import itertools
 import json
 import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
-from ajet.schema.errors import AjetError
+from ajet.schema.errors import AjetError, UserError
 from ajet.system.processes import adopt_orphans, children, die_with, end_below, kill_below
 
 PACKET = 65536
+EXIT_NOTICE_S = 2.0
+"""How long to wait for a process's exit status after its channel has closed."""
 
 
 class ForkingServer:
@@ -171,6 +177,152 @@ def serve(control_fd: int, make: Callable[[socket.socket, dict[str, Any]], Forki
         control.send(json.dumps({"event": "refused", "error": str(error)}).encode()[:PACKET])
         return
     server.serve()
+
+
+BOOT = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from ajet.system.forking import serve; "
+    "from {module} import {name}; serve(int(sys.argv[2]), {name})"
+)
+
+
+class ForkingClient:
+    """Starts a `ForkingServer` and sends it commands, from one event loop. `ready` waits for its imports."""
+
+    def __init__(self, server: tuple[str, str], setup: dict[str, Any], refused: type[UserError] = UserError) -> None:
+        """`server`: the module and name of its class. `refused`: raised if its user's code can't be imported."""
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ours.setblocking(False)
+        module, name = server
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", BOOT.format(module=module, name=name), json.dumps(sys.path), str(theirs.fileno())],
+            stdin=subprocess.PIPE,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C goes to this process, which ends that one
+        )
+        theirs.close()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # `ready` will report it
+            self._process.stdin.write(json.dumps(setup).encode())
+            self._process.stdin.close()
+        self._refused = refused
+        self._numbers = itertools.count(1)
+        self._exits: dict[int, asyncio.Future[str]] = {}
+        self._ready: asyncio.Future[dict[str, Any]] | None = None
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        """Commands, and their descriptors, that the socket had no room for: several hundred may come at once."""
+
+    @property
+    def died(self) -> bool:
+        """Whether the server has ended after it was ready."""
+        ready = self._ready is not None and self._ready.done() and self._ready.exception() is None
+        return ready and self._process.poll() is not None
+
+    async def ready(self) -> dict[str, Any]:
+        """What the event `ready` says. Raises a `UserError` if the user's code can't be imported."""
+        if self._ready is None:
+            loop = asyncio.get_running_loop()
+            self._ready = loop.create_future()
+            loop.add_reader(self._ours, self._receive)
+        return await asyncio.shield(self._ready)
+
+    def start(self, *descriptors: int) -> int:
+        """Fork a process that gets copies of these descriptors. Returns its number."""
+        number = next(self._numbers)
+        self._exits[number] = asyncio.get_running_loop().create_future()
+        self._send({"do": "start", "number": number}, descriptors)
+        return number
+
+    def command(self, do: str, number: int) -> None:
+        """`kill` a process and everything it started, or what else its server can do to it."""
+        closed = self._ours.fileno() < 0  # then the server has already ended its processes
+        if number in self._exits and not closed:
+            self._send({"do": do, "number": number})
+
+    async def exit_of(self, number: int) -> str:
+        """Describe how a process ended."""
+        if (ended := self._exits.get(number)) is None:
+            return "ended"
+        try:
+            return await asyncio.wait_for(asyncio.shield(ended), EXIT_NOTICE_S)
+        except TimeoutError:
+            return "closed its channel"
+
+    def forget(self, number: int) -> None:
+        """Drop what is kept about this process."""
+        self._exits.pop(number, None)
+
+    def close(self) -> None:
+        """End the server and all its processes."""
+        self._is_gone()
+        self._ours.close()
+        try:
+            self._process.wait(timeout=2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _send(self, command: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        self._unsent.append((json.dumps(command).encode(), [os.dup(each) for each in descriptors]))
+        self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        """Send what there is room for. The loop calls this again when there is more."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._unsent:
+                packet, descriptors = self._unsent[0]
+                socket.send_fds(self._ours, [packet], descriptors)
+                self._unsent.popleft()
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            loop.remove_writer(self._ours)
+        except BlockingIOError:
+            loop.add_writer(self._ours, self._send_waiting)
+        except (BrokenPipeError, ConnectionResetError):
+            self._is_gone()
+
+    def _is_gone(self) -> None:
+        """The server has ended, and all its processes with it."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._ours)
+        loop.remove_writer(self._ours)
+        for _, descriptors in self._unsent:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._unsent.clear()
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(
+                UserError("the process that imports the user's code ended meanwhile: see its output above")
+            )
+        for ended in self._exits.values():
+            if not ended.done():
+                ended.set_result("ended with the process that forked it")
+
+    def _receive(self) -> None:
+        assert self._ready is not None
+        try:
+            packet = self._ours.recv(PACKET)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            packet = b""
+        if not packet:
+            self._is_gone()
+            return
+        event = json.loads(packet)
+        if event["event"] == "ready":
+            self._ready.set_result(event)
+        elif event["event"] == "refused":
+            self._ready.set_exception(self._refused(event["error"]))
+        elif (ended := self._exits.get(event["number"])) is not None and not ended.done():
+            ended.set_result(_how(event))
+
+
+def _how(event: dict[str, Any]) -> str:
+    code = event.get("code")
+    if code is None:
+        return f"could not be started: {event.get('error')}"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
 def reseed() -> None:

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import logging
 import os
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -29,7 +26,7 @@ from ajet.environment.environment import EnvironmentSource, find_source
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Failure
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.task import WorkflowTask
-from ajet.system.forking import PACKET
+from ajet.system.forking import PACKET, ForkingClient
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider, WorkflowResult
 from ajet.task_runner.environments import EnvironmentEndings, environment_settings
 from ajet.task_runner.worker import FREE, LINE_LIMIT
@@ -39,11 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from ajet.task_runner.worker import main; main(int(sys.argv[2]))"  # noqa: E501
 STDERR_KEPT = 16 * 1024
 """How much of the end of a worker's standard error is kept: enough for a traceback and what led to it."""
-EXIT_NOTICE_S = 2.0
-"""How long to wait for a worker's exit status after its channel has closed."""
 MOST_EVENTS = 10_000
 """The most environment events accepted from a worker: more than an honest one sends."""
 DUMP_S = 0.1
@@ -52,129 +46,19 @@ CLEARING_S = 2.0
 """How long a worker that stays has, after its result, to end what user code left running."""
 
 
-class ForkServerClient:
-    """Starts the fork server and sends it commands. `ready` waits until the server has imported the user's code."""
-
-    def __init__(self, config: Config, base_dirs: Sequence[Path] = ()) -> None:
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", BOOT, json.dumps(sys.path), str(theirs.fileno())],
-            stdin=subprocess.PIPE,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,  # Ctrl-C goes to the process that runs the episodes, which ends this one
-        )
-        theirs.close()
-        setup = {"config": config.model_dump(mode="json"), "base_dirs": [str(folder) for folder in base_dirs]}
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # `ready` will report it
-            self._process.stdin.write(json.dumps(setup).encode())
-            self._process.stdin.close()
-        self._numbers = itertools.count(1)
-        self._exits: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._ready: asyncio.Future[None] | None = None
-
-    @property
-    def died(self) -> bool:
-        """Whether the server has ended after it was ready."""
-        ready = self._ready is not None and self._ready.done() and self._ready.exception() is None
-        return ready and self._process.poll() is not None
-
-    async def ready(self) -> None:
-        """Raises ImportPathError if the user's code can't be imported."""
-        if self._ready is None:
-            loop = asyncio.get_running_loop()
-            self._ready = loop.create_future()
-            self._ours.setblocking(False)
-            loop.add_reader(self._ours, self._receive)
-        await asyncio.shield(self._ready)
-
-    def start(self, channel: socket.socket, stderr: int) -> int:
-        """Fork a worker with these descriptors. Returns its number."""
-        number = next(self._numbers)
-        self._exits[number] = asyncio.get_running_loop().create_future()
-        command = json.dumps({"do": "start", "number": number}).encode()
-        socket.send_fds(self._ours, [command], [channel.fileno(), stderr])
-        return number
-
-    def command(self, do: Literal["kill", "dump"], number: int) -> None:
-        """`kill` a worker and everything it started, or have it `dump` its stack."""
-        closed = self._ours.fileno() < 0  # then the server has already ended its workers
-        if number in self._exits and not closed:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # then all workers are dead
-                self._ours.send(json.dumps({"do": do, "number": number}).encode())
-
-    async def exit_of(self, number: int) -> str:
-        """Describe how a worker ended."""
-        try:
-            event = await asyncio.wait_for(asyncio.shield(self._exits[number]), EXIT_NOTICE_S)
-        except TimeoutError:
-            return "closed its channel"
-        code = event.get("code")
-        if code is None:
-            return str(event.get("error"))
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-
-    def forget(self, number: int) -> None:
-        """Drop what is kept about this worker."""
-        self._exits.pop(number, None)
-
-    def close(self) -> None:
-        """End the server and all its workers."""
-        if self._ready is not None:
-            asyncio.get_running_loop().remove_reader(self._ours)
-        self._ours.close()
-        try:
-            self._process.wait(timeout=2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _receive(self) -> None:
-        assert self._ready is not None
-        try:
-            packet = self._ours.recv(PACKET)
-        except BlockingIOError:
-            return
-        except ConnectionResetError:
-            packet = b""
-        if not packet:
-            asyncio.get_running_loop().remove_reader(self._ours)
-            gone = UserError("the server of isolated workflows ended while it imported them: see its output above")
-            if not self._ready.done():
-                self._ready.set_exception(gone)
-            for waiting in self._exits.values():
-                if not waiting.done():
-                    waiting.set_result({"error": "lost its fork server"})
-            return
-        event = json.loads(packet)
-        if event["event"] == "ready":
-            self._ready.set_result(None)
-        elif event["event"] == "refused":
-            self._ready.set_exception(ImportPathError(event["error"]))
-        elif (ended := self._exits.get(event["number"])) is not None and not ended.done():
-            ended.set_result(event)
-
-
 class WorkerProcess:
     """A process of the fork server, and the descriptors that reach it."""
 
-    def __init__(self, server: ForkServerClient) -> None:
+    def __init__(self, server: ForkingClient) -> None:
         self._server = server
         self._channel, theirs = socket.socketpair()
         self._stderr, their_stderr = os.pipe()
         os.set_blocking(self._stderr, False)
         self._said = bytearray()
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._number: int | None = None
-        self.not_started = ""
-        """Why there is none."""
-        try:
-            self._number = server.start(theirs, their_stderr)
-        except OSError as error:
-            self.not_started = f"the fork server can't be reached: {error}"
-        finally:
-            theirs.close()
-            os.close(their_stderr)
+        self._number = server.start(theirs.fileno(), their_stderr)
+        theirs.close()
+        os.close(their_stderr)
         asyncio.get_running_loop().add_reader(self._stderr, self._read_stderr)
 
     async def streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -204,15 +88,12 @@ class WorkerProcess:
 
     async def stack(self) -> str:
         """What it is doing, and what it wrote before."""
-        if self._number is None:
-            return ""
         self._server.command("dump", self._number)
         await asyncio.sleep(DUMP_S)
         return self.written()
 
     async def ending(self) -> str:
         """Describe how it ended."""
-        assert self._number is not None
         return await self._server.exit_of(self._number)
 
     def written(self) -> str:
@@ -222,9 +103,8 @@ class WorkerProcess:
 
     def end(self) -> None:
         """Kill it and everything it started."""
-        if self._number is not None:
-            self._server.command("kill", self._number)
-            self._server.forget(self._number)
+        self._server.command("kill", self._number)
+        self._server.forget(self._number)
         if self._streams is not None:
             self._streams[1].close()
         else:
@@ -249,20 +129,22 @@ class WorkerProcesses:
     """The fork server's workers: a new one for each attempt, or, if they stay, one that has ended its last."""
 
     def __init__(self, config: Config, base_dirs: Sequence[Path]) -> None:
-        self._config = config
-        self._base_dirs = base_dirs
+        self._setup = {"config": config.model_dump(mode="json"), "base_dirs": [str(folder) for folder in base_dirs]}
         self._stay = config.ajet.task_runner.process_lifetime == "run"
         self._idle: list[WorkerProcess] = []
         self._clearing: set[asyncio.Task[None]] = set()
         self._warned = False
-        self._server = ForkServerClient(config, base_dirs)
+        self._server = self._new_server()
+
+    def _new_server(self) -> ForkingClient:
+        return ForkingClient(("ajet.task_runner.worker", "ForkServer"), self._setup, ImportPathError)
 
     async def ready(self) -> None:
         """Replaces a server that died (its workers died with it)."""
         if self._server.died:
             log.warning("the fork server ended unexpectedly; starting another")
             self._server.close()
-            self._server = ForkServerClient(self._config, self._base_dirs)
+            self._server = self._new_server()
         await self._server.ready()
 
     def take(self) -> WorkerProcess:
@@ -377,8 +259,6 @@ class _AttemptInProcess:
 
     async def result(self) -> WorkflowResult:
         worker = self._worker
-        if worker.not_started:
-            return WorkflowResult(failure=Failure("IsolationFault", worker.not_started), failed_in="isolation")
         reader, writer = await worker.streams()
         phase: Literal["isolation", "workflow", "judge"] = "isolation"
         raised = False
@@ -434,5 +314,4 @@ class _AttemptInProcess:
 
     def release(self) -> None:
         self._workers.give_back(self._worker, has_answered=self._has_answered)
-        if not self._worker.not_started:
-            self._environment_end.ensure(self._task.episode_uuid)
+        self._environment_end.ensure(self._task.episode_uuid)

@@ -26,7 +26,7 @@ from ajet.environment.sandboxes import SandboxSettings
 from ajet.schema.episode import EnvironmentEvent
 from ajet.schema.task import WorkflowTask
 from ajet.schema.user_code import import_class
-from ajet.system.forking import ForkingServer, serve
+from ajet.system.forking import ForkingServer
 from ajet.task_judge.base_judge import JUDGE_KEY, BaseJudge, load_judge
 from ajet.task_runner.attempt import EarlyEnding, WorkflowResult
 from ajet.task_runner.environments import LeasedSandbox, find_environment, find_sandbox, load_workflow
@@ -137,11 +137,6 @@ async def _serve(
     send(result=result.to_json())
     await writer.drain()
     writer.close()
-
-
-def main(control_fd: int) -> None:
-    """Serve until the control socket closes."""
-    serve(control_fd, ForkServer)
 
 
 class ForkServer(ForkingServer):

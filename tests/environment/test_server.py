@@ -268,7 +268,7 @@ def test_when_the_clean_process_dies_there_is_another() -> None:
         env = lease(server, "before")
         await asyncio.to_thread(env.open)
         assert server.instances._server is not None
-        server.instances._server.kill()
+        server.instances._server._process.kill()
         await until(lambda: not children())
         with pytest.raises(EnvironmentUnavailableError):
             await env.astep("one")

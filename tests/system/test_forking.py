@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from ajet.system import forking
+from ajet.system.forking import ForkingClient
 
 PROGRAM = """
 import sys
@@ -63,3 +69,45 @@ def test_it_ends_quietly_when_the_other_end_does(reads: bool) -> None:
     ours.close()
     _, said = program.communicate(timeout=60)
     assert (program.returncode, said) == (0, b"")
+
+
+SLEEPER = """
+import time
+from ajet.system.forking import ForkingServer
+
+class Sleeper(ForkingServer):
+    descriptors, threads_warning = 1, ""
+
+    def __init__(self, control, setup):
+        super().__init__(control)
+
+    def child(self, descriptor):
+        time.sleep(600)
+        return 0
+"""
+
+
+def test_hundreds_are_started_and_killed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the socket holds, before the server has its turn."""
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(forking, "EXIT_NOTICE_S", 60.0)
+
+    async def main() -> None:
+        server = ForkingClient(("sleeper", "Sleeper"), {})
+        await server.ready()
+        reading, writing = os.pipe()
+        try:
+            processes = [server.start(writing) for _ in range(400)]
+            os.close(writing)
+            for process in processes:
+                server.command("kill", process)
+            async with asyncio.timeout(60):  # the end of the pipe: no copy of its other end is left
+                assert await asyncio.to_thread(os.read, reading, 1) == b""
+            ends = await asyncio.gather(*map(server.exit_of, processes))
+            assert ends == ["was killed by SIGKILL"] * 400
+        finally:
+            server.close()
+            os.close(reading)
+
+    asyncio.run(main())
