@@ -372,7 +372,8 @@ class _Group:
             return sorted(self.played, key=lambda episode: episode.repeat)[:size]
         first, later = self.played[:size], self.played[size:]
         if first and not _rewards_differ(first):
-            other = next((episode for episode in later if episode.usable and episode.reward != first[0].reward), None)
+            rewards = {episode.reward for episode in first if episode.usable}
+            other = next((episode for episode in later if episode.usable and episode.reward not in rewards), None)
             if other is not None:
                 first[-1] = other
         return first

@@ -184,6 +184,17 @@ def test_oversampling_waits_for_a_reward_that_differs() -> None:
     assert len(group.failed) == 2
 
 
+def test_a_reward_differs_from_those_that_count_and_not_from_a_dropped_episode() -> None:
+    ends: list[End] = [DROPPED, 1.0, 1.0, 1.0, 0.0]
+
+    def script(attempt: WorkflowTask) -> tuple[float, End]:
+        number = attempt.task_thread_index
+        return (0.02 * number, ends[number]) if number < len(ends) else (60.0, 0.5)
+
+    group, _ = group_of(script, num_repeat=3, submit_oversample_multiplier=2, **FIRST_ENDED)
+    assert group.complete and [episode.reward for episode in group.episodes] == [1.0, 0.0]
+
+
 def test_what_was_started_first_is_kept_however_late_it_ends() -> None:
     def script(attempt: WorkflowTask) -> tuple[float, End]:
         return [(0.05, 1.0), (0.1, 1.0), (0.01, 0.0), (60.0, 0.5)][attempt.task_thread_index]
