@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ajet.schema.episode import EnvironmentRecord, Episode, EpisodeGroup, EpisodeStatus, Failure
-from ajet.schema.errors import ConfigError, EngineOverloadedError, InvalidRequestError, SessionClosedError, UserError
+from ajet.schema.errors import ConfigError, EngineOverloadedError, InvalidRequestError, SessionClosedError
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider, WorkflowResult
@@ -137,7 +137,6 @@ class ExternalEpisodes:
         attempts: ExternalRunner,
         pool: RolloutPool,
         *,
-        on_episode: Callable[[Episode], None] | None = None,
         on_start: Callable[[WorkflowTask], None] | None = None,
     ) -> None:
         self.service_key = service_key()
@@ -148,7 +147,6 @@ class ExternalEpisodes:
         self._most = config.ajet.rollout.max_env_worker
         self._max_staleness = config.ajet.task_runner.outside.max_staleness
         self._deadline_s = config.ajet.rollout.episode_timeout
-        self._on_episode = on_episode
         self._on_start = on_start
         self._running: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
@@ -159,7 +157,8 @@ class ExternalEpisodes:
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._tasks: dict[str, Task] = {}
         self._step = 1
-        self._error: UserError | None = None
+        self._error: Exception | None = None
+        """What ends the run."""
         self._fruitless = 0
         """Episodes that have ended since the last complete group or warning."""
 
@@ -239,17 +238,17 @@ class ExternalEpisodes:
     async def next_groups(self, count: int, step: int) -> list[EpisodeGroup]:
         """The next `count` complete groups, and those between them that went stale.
 
-        Raises a UserError if no episode can ever be run."""
+        Raises what no episode can be run after, such as a UserError."""
         self._step = step
         chosen: list[EpisodeGroup] = []
         while (lacking := count - sum(group.complete for group in chosen)) > 0:
+            if self._error is not None:
+                raise self._error
             if self._groups:
                 chosen += [self._fresh(self._groups.popleft(), step) for _ in range(min(lacking, len(self._groups)))]
                 continue
             self._completed.clear()
             await self._completed.wait()
-            if self._error is not None:
-                raise self._error
         return chosen
 
     def task_of(self, task_id: str) -> Task | None:
@@ -259,7 +258,10 @@ class ExternalEpisodes:
     async def aclose(self) -> None:
         """End all episodes as cancelled."""
         self._stop.set()
+        self._pool.stop_all()
         await asyncio.gather(*self._running, return_exceptions=True)
+        for task_id, members in self._gathered.items():  # of groups that the judge will never see
+            await self._pool.settle_group(task_id, [], members)
 
     # ------------------------------------------------------------ between them
 
@@ -268,18 +270,19 @@ class ExternalEpisodes:
             self._on_start(work)
         try:
             episode = await self._runner.run(work, step=self._step, occurrence=occurrence, stop=self._stop)
-        except UserError as error:  # it ends the run
+            await self._pool.conclude(episode, self._stop, in_group=True)
+            await self._gather(episode)
+        except Exception as error:  # noqa: BLE001 - `next_groups` raises it: training waits there
             self._error = error
             self._completed.set()
-            return
-        if self._on_episode is not None:
-            self._on_episode(episode)
-        members = self._gathered[work.task_id]
+
+    async def _gather(self, episode: Episode) -> None:
+        members = self._gathered[episode.task_id]
         members.append(episode)
         if sum(member.usable for member in members) >= self._size:
-            del self._gathered[work.task_id]
+            del self._gathered[episode.task_id]
             self._fruitless = 0
-            await self._complete(work.task_id, members)
+            await self._complete(episode.task_id, members)
         else:
             self._warn_if_fruitless(episode)
 

@@ -107,14 +107,18 @@ class RolloutPool:
                     stop=stop,
                 )
             episode.timings["queue"] = queued_s
-            late = self._late_judge
-            if late is not None and late.waits(episode) and not (in_group and not await late.per_episode()):
-                await late.settle([episode], stop)
+            await self.conclude(episode, stop, in_group=in_group)
         finally:
             del self._stops[workflow_task.episode_uuid]
+        return episode
+
+    async def conclude(self, episode: Episode, stop: asyncio.Event, *, in_group: bool) -> None:
+        """Let the judge decide about an episode that it judges by itself, and report its end unless it still waits."""
+        late = self._late_judge
+        if late is not None and late.waits(episode) and not (in_group and not await late.per_episode()):
+            await late.settle([episode], stop)
         if late is None or not late.waits(episode):
             self._ended(episode)
-        return episode
 
     async def judges_groups(self) -> bool:
         """Whether the judge compares the episodes of a group, which must then be played together."""

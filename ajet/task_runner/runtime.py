@@ -287,7 +287,6 @@ class Runtime:
             self.pool.runner,
             self.attempts,
             self.pool,
-            on_episode=self._on_episode,
             on_start=self._on_start,
         )
         self.gateway.external = self.external

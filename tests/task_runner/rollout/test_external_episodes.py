@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -16,10 +16,12 @@ from ajet.gateway.gateway import Gateway
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.task_judge.base_judge import BaseJudge
+from ajet.task_judge.base_judge import BaseJudge, GroupJudge, JudgedEpisode, Later
+from ajet.task_runner.endings import LateJudge
 from ajet.task_runner.external_episodes import KEY_VARIABLE, ExternalEpisodes, ExternalRunner, service_key
 from ajet.task_runner.pool import RolloutPool
 from ajet.task_runner.runner import TaskRunner
+from ajet.task_runner.threads import EpisodeThreads
 from support.runner_fakes import LineEngine, SmallProvider
 
 KEY = "sk-ajet-the-service"
@@ -63,10 +65,13 @@ def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, judge: type[BaseJudge] |
         sessions = SmallProvider(config, LineEngine("hello"))
         gateway = sessions.gateway = Gateway()
         await gateway.start()
-        attempts = ExternalRunner(sessions, judge(config) if judge else None)
-        runner = TaskRunner(sessions, attempts)
+        judging = judge(config) if judge else None
+        attempts = ExternalRunner(sessions, judging)
+        late = LateJudge(lambda: judging, EpisodeThreads(), timeout_s=30, retries=0)
+        runner = TaskRunner(sessions, attempts, late)
         ended: list[Episode] = []
-        external = ExternalEpisodes(config, runner, attempts, RolloutPool(runner, config), on_episode=ended.append)
+        pool = RolloutPool(runner, config, on_episode=ended.append, late_judge=late)
+        external = ExternalEpisodes(config, runner, attempts, pool)
         gateway.external = external
         service = Service(gateway.base_url, external, ended)
         try:
@@ -160,6 +165,58 @@ def test_without_a_reward_the_judge_decides(monkeypatch: pytest.MonkeyPatch) -> 
         assert sorted(one.reward for one in group.episodes) == [0.2, 0.8]
 
     play(scene, monkeypatch, Judge)
+
+
+class ByStars(GroupJudge):
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Later:
+        return Later()
+
+    def compute_group_rewards(self, episodes: Sequence[JudgedEpisode]) -> list[float]:
+        stars = [episode.workflow_output.metadata["stars"] for episode in episodes]
+        return [value / max(stars) for value in stars]
+
+
+class EachByItself(ByStars):
+    per_episode = True
+
+
+@pytest.mark.parametrize("judge", [ByStars, EachByItself])
+def test_an_episode_that_waits_for_its_judge_is_recorded_once(
+    monkeypatch: pytest.MonkeyPatch, judge: type[BaseJudge]
+) -> None:
+    async def scene(service: Service) -> None:
+        for stars in (2, 4):
+            await service.end(await service.begin(), metadata={"stars": stars})
+        alone = await service.begin(task_id="alone")
+        await service.end(alone, metadata={"stars": 3})
+        (group,) = await service.external.next_groups(1, step=1)
+        expected = [0.5, 1.0] if judge is ByStars else [1.0, 1.0]
+        assert sorted(one.reward for one in group.episodes) == expected
+        while service.external._running:
+            await asyncio.sleep(0.01)
+        await service.external.aclose()
+        recorded = {one.episode_id: (str(one.status), one.reward) for one in service.ended}
+        assert len(service.ended) == len(recorded) == 3
+        assert recorded[alone["episode_id"]] == (("cancelled", None) if judge is ByStars else ("completed", 1.0))
+
+    play(scene, monkeypatch, judge)
+
+
+class Undecided(BaseJudge):
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Later:
+        return Later()
+
+
+def test_what_ends_the_run_reaches_training_however_late_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service) -> None:
+        for _ in range(2):
+            await service.end(await service.begin())
+        while service.external._running:
+            await asyncio.sleep(0.01)
+        with pytest.raises(ConfigError, match="Undecided returned Later"):
+            await service.external.next_groups(1, step=1)
+
+    play(scene, monkeypatch, Undecided)
 
 
 def test_what_never_ends_expires(monkeypatch: pytest.MonkeyPatch) -> None:
