@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from ajet.config import Config
@@ -24,7 +21,7 @@ from ajet.store.requests import AttemptRef, ConflictError, StoreError, StoreUnav
 from ajet.store.states import ACTIVE
 from ajet.task_runner.attempt import WorkflowResult
 from ajet.task_runner.results import describe, run_workflow
-from ajet.task_runner.thread_control import run_with_pauses
+from ajet.task_runner.threads import EpisodeThreads
 from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow import Workflow
 
@@ -60,9 +57,11 @@ async def work(settings: WorkerSettings, workflow_class: type[Workflow], stop: a
     async with store:
         await store.info()
         configs: dict[str, Config] = {}
+        threads = EpisodeThreads()
         while not ending():
             for claimed in await store.claim(settings.worker_id, wait_seconds=CLAIM_S):
-                await _Run(store, settings, claimed, workflow_class, await _config(store, configs, claimed)).finish()
+                config = await _config(store, configs, claimed)
+                await _Run(store, settings, claimed, workflow_class, config, threads).finish()
 
 
 async def _config(store: StoreClient, known: dict[str, Config], claimed: AttemptedRollout) -> Config:
@@ -84,6 +83,7 @@ class _Run:
         claimed: AttemptedRollout,
         workflow_class: type[Workflow],
         config: Config,
+        threads: EpisodeThreads,
     ) -> None:
         assert claimed.attempt is not None
         self._store = store
@@ -92,12 +92,13 @@ class _Run:
         self._reference = AttemptRef(rollout_id=claimed.rollout.rollout_id, attempt_id=claimed.attempt.attempt_id)
         self._workflow_class = workflow_class
         self._config = config
+        self._threads = threads
         self._loop = asyncio.get_running_loop()
 
     async def finish(self) -> None:
         beating = asyncio.create_task(self._beat())
         try:
-            result = await _in_thread(self._loop, self._run)
+            result = await self._played()
             with suppress(UnknownIdError):  # it was deleted, so it needs no report
                 await self._store.report(
                     self._reference.rollout_id, self._reference.attempt_id, "succeeded", result.to_json()
@@ -106,14 +107,16 @@ class _Run:
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
 
-    def _run(self) -> WorkflowResult:
-        """In the thread."""
+    async def _played(self) -> WorkflowResult:
         try:
             task = WorkflowTask.model_validate(self._rollout.input["task"])
         except (KeyError, TypeError, ValueError) as error:
             return WorkflowResult(failure=describe(error), failed_in="isolation")
-        with asyncio.Runner() as runner:
-            return run_with_pauses(runner.get_loop(), run_workflow(self._workflow_class, None, task, self._tuner))
+        thread = self._threads.start(lambda: run_workflow(self._workflow_class, None, task, self._tuner))
+        try:
+            return await asyncio.wrap_future(thread.result)
+        finally:
+            self._threads.release(thread)
 
     async def _tuner(self, targets: list[str] | None) -> AjetTuner:
         """Ask the trainer for access to the model. Runs in the thread's loop."""
@@ -145,25 +148,6 @@ class _Run:
                 os._exit(ABANDONED)
             if attempt.status not in ACTIVE:
                 os._exit(ABANDONED)
-
-
-async def _in_thread(loop: asyncio.AbstractEventLoop, function: Callable[[], WorkflowResult]) -> WorkflowResult:
-    """Run a function in a daemon thread, which doesn't delay the process's exit."""
-    done: asyncio.Future[WorkflowResult] = loop.create_future()
-
-    def run() -> None:
-        error: BaseException | None = None
-        result: Any = None
-        try:
-            result = function()
-        except BaseException as raised:  # noqa: BLE001 - raised again on the loop
-            error = raised
-        loop.call_soon_threadsafe(done.set_exception, error) if error else loop.call_soon_threadsafe(
-            done.set_result, result
-        )
-
-    threading.Thread(target=run, name="ajet-workflow", daemon=True).start()
-    return await done
 
 
 def _with_host(url: str, known: str) -> str:

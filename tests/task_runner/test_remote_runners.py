@@ -64,6 +64,9 @@ class Agent(Workflow):
             file.write_text(str(os.getpid()))
             while not file.with_suffix(".go").exists():
                 await asyncio.sleep(0.02)
+        if act == "leave":
+            asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
+            return WorkflowOutput(reward=1)
         if act == "where":
             return WorkflowOutput(reward=1, metadata={
                 "heavy": sorted({"torch", "transformers", "datasets"} & set(sys.modules)),
@@ -277,6 +280,17 @@ def test_a_deadline_ends_the_code_and_the_worker_goes_on(tmp_path: Path, monkeyp
         assert (await episode(runner, "call")).status is EpisodeStatus.COMPLETED
 
     play(tmp_path, scene, monkeypatch, rollout__episode_timeout=3)
+
+
+@pytest.mark.slow
+def test_what_a_workflow_leaves_running_delays_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        started.runner()
+        for _ in range(2):
+            left = await episode(runner, "leave")
+            assert (left.status, left.reward) == (EpisodeStatus.COMPLETED, 1.0)
+
+    play(tmp_path, scene, monkeypatch, rollout__episode_timeout=15)
 
 
 @pytest.mark.slow
