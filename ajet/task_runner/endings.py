@@ -33,7 +33,6 @@ from ajet.task_judge.base_judge import (
 )
 from ajet.task_runner.attempt import EarlyEnding, EndedEarly, WorkflowResult
 from ajet.task_runner.results import WorkflowInterrupted, called, describe, judge_result
-from ajet.task_runner.thread_control import run_with_pauses
 from ajet.task_runner.threads import EpisodeThreads
 
 if TYPE_CHECKING:
@@ -388,21 +387,31 @@ def leave_without(episode: Episode, status: EpisodeStatus, failure: Failure) -> 
     untrain(episode.tree, episode.ledger, "failed_episode")
 
 
-async def judge_here(
-    result: WorkflowResult, judge: BaseJudge | None, task: WorkflowTask, ended_early: EndedEarly, retries: int
-) -> None:
-    """Ask the judge if the result has no reward, and note what it says."""
-    if judge is None or result.failed_in == "isolation":
-        return
-    early = None if result.finished else ended_early(result.explained)
-    output = WorkflowOutput(is_success=result.is_success, metadata=result.metadata, log_metrics=result.log_metrics)
+class JudgeHere:
+    """Asks the judge about episodes whose workflow ran elsewhere, each in a thread of its own."""
 
-    async def ask_ending(explained: bool) -> EarlyEnding | None:
-        return early
+    def __init__(self, judge: BaseJudge | None, retries: int) -> None:
+        self._judge = judge
+        self._retries = retries
+        self._threads = EpisodeThreads()
 
-    def ask() -> None:
-        with asyncio.Runner() as loop:
-            work = judge_result(result, judge, task, output, retries, ask_ending)
-            run_with_pauses(loop.get_loop(), work)
+    async def decide(self, result: WorkflowResult, task: WorkflowTask, ended_early: EndedEarly) -> None:
+        """Ask it if the result has no reward, and note what it says."""
+        judge = self._judge
+        if judge is None or result.failed_in == "isolation":
+            return
+        early = None if result.finished else ended_early(result.explained)
+        output = WorkflowOutput(is_success=result.is_success, metadata=result.metadata, log_metrics=result.log_metrics)
 
-    await asyncio.to_thread(ask)
+        async def ask_ending(explained: bool) -> EarlyEnding | None:
+            return early
+
+        thread = self._threads.start(lambda: judge_result(result, judge, task, output, self._retries, ask_ending))
+        try:
+            await asyncio.wrap_future(thread.result)
+        finally:
+            self._threads.release(thread)
+
+    async def aclose(self) -> None:
+        """Interrupt what is still being asked although its episode has ended."""
+        await self._threads.interrupt_all()

@@ -20,7 +20,7 @@ from ajet.schema.errors import ConfigError, EngineOverloadedError, InvalidReques
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider, WorkflowResult
-from ajet.task_runner.endings import judge_here, leave_without
+from ajet.task_runner.endings import JudgeHere, leave_without
 from ajet.task_runner.runner import TaskRunner
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ExternalRunner:
 
     def __init__(self, sessions: SessionProvider, judge: BaseJudge | None) -> None:
         self.sessions = sessions
-        self.judge = judge
+        self.judge = JudgeHere(judge, sessions.config.ajet.rollout.episode_retries)
         self._attempts: dict[str, OutsideAttempt] = {}
         """By episode."""
         self._keys: dict[str, asyncio.Future[EpisodeKey]] = {}
@@ -67,6 +67,7 @@ class ExternalRunner:
 
     async def aclose(self) -> None:
         self._attempts.clear()
+        await self.judge.aclose()
 
 
 class OutsideAttempt:
@@ -94,8 +95,7 @@ class OutsideAttempt:
         session = await self._open_session(None)
         self._runner.key_of(self._task.episode_uuid).set_result(await self._runner.sessions.access(session))
         result = await self._end
-        retries = self._runner.sessions.config.ajet.rollout.episode_retries
-        await judge_here(result, self._runner.judge, self._task, self._ended_early, retries)
+        await self._runner.judge.decide(result, self._task, self._ended_early)
         return result
 
     async def where(self) -> str:

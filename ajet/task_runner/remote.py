@@ -31,7 +31,7 @@ from ajet.system.http_messages import PREFIX
 from ajet.system.http_server import tls_context
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider, WorkflowResult
-from ajet.task_runner.endings import judge_here
+from ajet.task_runner.endings import JudgeHere
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -65,7 +65,7 @@ class RemoteRunner:
     def __init__(self, config: Config, sessions: SessionProvider, judge: BaseJudge | None) -> None:
         self.config = config
         self.sessions = sessions
-        self.judge = judge
+        self.judge = JudgeHere(judge, config.ajet.rollout.episode_retries)
         self.store = memory_store()
         self._settings = config.ajet.task_runner.remote
         tls = None
@@ -132,7 +132,7 @@ class RemoteRunner:
             task.add_done_callback(self._closing.discard)
 
     async def aclose(self) -> None:
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await asyncio.gather(self.judge.aclose(), *self._closing, return_exceptions=True)
         await self._server.aclose()
         await self.store.aclose()
 
@@ -185,8 +185,7 @@ class _RemoteAttempt:
         self._ended = True
         assert ended.attempt is not None
         result = self._result_of(ended.rollout.status, ended.attempt)
-        retries = self._runner.config.ajet.rollout.episode_retries
-        await judge_here(result, self._runner.judge, self._task, self._ended_early, retries)
+        await self._runner.judge.decide(result, self._task, self._ended_early)
         return result
 
     def _result_of(self, status: RolloutStatus, attempt: Attempt) -> WorkflowResult:

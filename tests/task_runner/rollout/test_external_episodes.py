@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -80,6 +82,7 @@ def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, judge: type[BaseJudge] |
         finally:
             await service.http.aclose()
             await external.aclose()
+            await attempts.aclose()
             await gateway.aclose()
 
     asyncio.run(run())
@@ -165,6 +168,27 @@ def test_without_a_reward_the_judge_decides(monkeypatch: pytest.MonkeyPatch) -> 
         assert sorted(one.reward for one in group.episodes) == [0.2, 0.8]
 
     play(scene, monkeypatch, Judge)
+
+
+class Hangs(BaseJudge):
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> float:
+        while workflow_output.metadata["hang"]:
+            time.sleep(0.05)
+        return 1.0
+
+
+def test_judges_that_hang_keep_no_other_episode_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many threads Python's own executor would have."""
+    hanging = min(32, (os.cpu_count() or 1) + 4)
+
+    async def scene(service: Service) -> None:
+        for number in range(hanging + 1):
+            await service.end(await service.begin(), metadata={"hang": number < hanging})
+        while not service.ended:
+            await asyncio.sleep(0.01)
+        assert (service.ended[0].status, service.ended[0].reward) == (EpisodeStatus.COMPLETED, 1.0)
+
+    play(scene, monkeypatch, Hangs, rollout__episode_timeout=20)
 
 
 class ByStars(GroupJudge):
