@@ -289,19 +289,30 @@ def _never_called(program: str, result: WorkflowResult) -> Failure:
 
 
 async def _ready(attempts: AttemptRunner, stop: asyncio.Event | None) -> None:
-    """Wait until an attempt can begin, or until nobody wants it any more. Raises a `UserError`."""
+    """Wait until an attempt can begin, or until nobody wants it any more. Raises a `UserError`.
+
+    The caller goes on in the same turn of the loop: whoever else waits sees that this one has begun.
+    """
     if stop is None:
         await attempts.ready()
         return
-    ready, stopped = asyncio.create_task(attempts.ready()), asyncio.create_task(stop.wait())
+    ended = False
+
+    def end(_: asyncio.Task[Any]) -> None:
+        if not ended:
+            waiting.reschedule(asyncio.get_running_loop().time())
+
+    stopped = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if ready.done():
-            ready.result()
+        async with asyncio.timeout(None) as waiting:
+            stopped.add_done_callback(end)
+            await attempts.ready()
+    except TimeoutError:
+        if not waiting.expired():
+            raise
     finally:
-        ready.cancel()
+        ended = True
         stopped.cancel()
-        await asyncio.gather(ready, stopped, return_exceptions=True)
 
 
 def _in_short(failure: Failure | None) -> str:

@@ -283,6 +283,32 @@ def test_a_deadline_ends_the_code_and_the_worker_goes_on(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
+def test_an_episode_begins_when_a_runner_can_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All wait for the first runner, and only one of them begins when it comes. The others' time is not running."""
+
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        assert isinstance(runner.attempts, RemoteRunner)
+        stop = asyncio.Event()
+        files = [tmp_path / f"slow-{number}" for number in range(4)]
+        playing = [asyncio.create_task(episode(runner, "slow", file, stop=stop)) for file in files]
+        await asyncio.sleep(0.1)
+        started.runner()
+        await until(lambda: any(file.exists() for file in files))
+        assert len(runner.attempts._attempts) == 1
+        for file in files:
+            file.with_suffix(".go").touch()
+        ends = await asyncio.gather(*playing)
+        assert {one.status for one in ends} == {EpisodeStatus.COMPLETED}
+        waiting = asyncio.create_task(episode(runner, "slow", tmp_path / "never", stop=stop))
+        started.programs[0].send_signal(signal.SIGTERM)
+        await asyncio.to_thread(started.programs[0].wait)
+        stop.set()
+        assert (await waiting).status is EpisodeStatus.CANCELLED
+
+    play(tmp_path, scene, monkeypatch)
+
+
+@pytest.mark.slow
 def test_what_a_workflow_leaves_running_delays_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(runner: TaskRunner, started: Started) -> None:
         started.runner()
