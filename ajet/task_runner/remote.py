@@ -169,7 +169,7 @@ class _RemoteAttempt:
         self._task = workflow_task
         self._open_session = open_session
         self._ended_early = ended_early
-        self._access: asyncio.Future[EpisodeKey] | None = None
+        self._access: asyncio.Task[EpisodeKey] | None = None
         self._waits = True
         self._ended = False
 
@@ -205,18 +205,14 @@ class _RemoteAttempt:
             )
 
     async def access(self, targets: list[str] | None) -> EpisodeKey:
-        """The session's key. Asked again, because the answer was lost, it is the same."""
+        """The session's key. Asked again, because the answer was lost or took too long, it is the same."""
         self._claimed()
         if self._access is None:
-            self._access = asyncio.get_running_loop().create_future()
-            try:
-                session = await self._open_session(targets)
-                self._access.set_result(await self._runner.sessions.access(session))
-            except BaseException as error:
-                self._access.set_exception(error)
-                self._access.exception()  # it is raised here; others may never ask
-                raise
+            self._access = asyncio.create_task(self._opened(targets))
         return await asyncio.shield(self._access)
+
+    async def _opened(self, targets: list[str] | None) -> EpisodeKey:
+        return await self._runner.sessions.access(await self._open_session(targets))
 
     async def where(self) -> str:
         return ""

@@ -268,6 +268,35 @@ def test_a_runner_that_stays_lost_is_a_fault(tmp_path: Path, monkeypatch: pytest
     play(tmp_path, scene, monkeypatch, rollout__episode_retries=0)
 
 
+def test_a_runner_that_asks_for_access_again_gets_it() -> None:
+    """Its first request had waited too long for the session, while the tokenizer was loaded."""
+
+    async def main() -> None:
+        sessions = SmallProvider(make_config({"task_runner.wrapper_type": "remote"}), LineEngine("x"))
+        loaded, opened = asyncio.Event(), 0
+
+        async def open_session(_targets: list[str] | None) -> Any:
+            nonlocal opened
+            opened += 1
+            await loaded.wait()
+            return "session"
+
+        async def access(session: Any) -> Any:
+            return f"key of the {session}"
+
+        sessions.access = access  # type: ignore[method-assign]
+        runner = RemoteRunner(sessions.config, sessions, None)
+        attempt: Any = runner.begin(WorkflowTask(task=Task()), open_session, lambda _: None)
+        first = asyncio.create_task(attempt.access(None))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.wait([first])
+        loaded.set()
+        assert (await attempt.access(None), opened) == ("key of the session", 1)
+
+    asyncio.run(main())
+
+
 @pytest.mark.slow
 def test_a_deadline_ends_the_code_and_the_worker_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(runner: TaskRunner, started: Started) -> None:
