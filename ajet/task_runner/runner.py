@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.context_tracker import FinishedCalls
 from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import LostThreadsError, RewardError, SessionClosedError, UserError
-from ajet.schema.task import WorkflowTask
+from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner.attempt import (
     AttemptRunner,
     EarlyEnding,
@@ -73,7 +73,7 @@ class TaskRunner:
         for number in range(1, self._retries + 2):
             episode_id = base_id if number == 1 else f"{base_id}.{number}"
             await _ready(self.attempts, stop)
-            task = workflow_task.model_copy(update={"episode_uuid": episode_id})
+            task = workflow_task.model_copy(update={"episode_uuid": episode_id, "task": _own(workflow_task.task)})
             attempt = WorkflowAttempt(task, episode_id, group_id, step, occurrence, validation)
             episode, ending = await _AttemptRun(self, attempt, stop).run()
             episode.attempts = number
@@ -286,6 +286,19 @@ def _never_called(program: str, result: WorkflowResult) -> Failure:
         f"{program} ended with exit code {code} and never called the model: check that its configuration names "
         f"{{base_url}} and {{api_key}}. The end of what it printed:\n{printed[-1000:]}",
     )
+
+
+def _own(task: Task) -> Task:
+    """A copy for one attempt: a workflow may append its replies to `init_messages`, which the group's others must not
+    see, nor the next epoch."""
+    return task.model_copy(update={"init_messages": _copied(task.init_messages), "metadata": _copied(task.metadata)})
+
+
+def _copied(value: Any) -> Any:
+    """Other lists and dictionaries, which hold the same objects."""
+    if type(value) is dict:
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if type(value) is list else value
 
 
 async def _ready(attempts: AttemptRunner, stop: asyncio.Event | None) -> None:

@@ -145,6 +145,24 @@ def test_each_episode_has_a_fresh_workflow_and_a_thread_of_its_own() -> None:
     assert len({episode.metadata["thread"] for episode in episodes}) == 10
 
 
+def test_what_a_workflow_writes_into_its_task_stays_there() -> None:
+    async def act(workflow_task: WorkflowTask, _tuner: Any) -> WorkflowOutput:
+        task = workflow_task.task
+        task.init_messages.append({"role": "assistant", "content": "a reply"})
+        task.init_messages[0]["content"] += "!"
+        task.metadata["notes"]["seen"] = True
+        return WorkflowOutput(reward=len(task.init_messages))
+
+    task = Task(task_id="t", init_messages=[{"role": "user", "content": "hi"}], metadata={"notes": {}})
+
+    async def twice() -> list[Any]:
+        runner = runner_of(workflow_that(act), "")
+        return [await runner.run(WorkflowTask(task=task)) for _ in range(2)]
+
+    assert [episode.reward for episode in asyncio.run(twice())] == [2.0, 2.0]
+    assert (task.init_messages, task.metadata) == ([{"role": "user", "content": "hi"}], {"notes": {}})
+
+
 def test_the_targets_that_train_reach_the_session() -> None:
     class Two(Workflow):
         trainable_targets: list[str] | None = ["solver"]  # noqa: RUF012 - a pydantic field
