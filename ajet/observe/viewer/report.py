@@ -19,6 +19,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from ajet.observe.episode_codec import conversation, message_text
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
+from ajet.observe.run_files import read_regular
 from ajet.observe.viewer.library import Experiment
 from ajet.schema import __version__
 from ajet.schema.errors import MissingDependencyError
@@ -72,6 +73,7 @@ def write_report(experiment: Experiment, target: Path) -> list[Path]:
     columns = experiment.metrics()
     pictures = {plot: _draw(plot, columns) for plot in PLOTS if _series(plot, columns)}
     store = experiment.store()
+    config = experiment.path / "config.resolved.yaml"
     html = _rendered(
         "report.html",
         name=experiment.name,
@@ -80,9 +82,7 @@ def write_report(experiment: Experiment, target: Path) -> list[Path]:
         plots=[(plot.title, base64.b64encode(picture).decode()) for plot, picture in pictures.items()],
         facets=store.facets() if store else None,
         examples=_examples(store) if store else [],
-        config=(experiment.path / "config.resolved.yaml").read_text(encoding="utf-8")
-        if (experiment.path / "config.resolved.yaml").exists()
-        else "",
+        config=read_regular(config) if config.exists() else "",
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(html, encoding="utf-8")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli.runs import report
+from ajet.observe.run_files import UnreadableFileError
 from ajet.observe.viewer.report import _label
 from ajet.schema.errors import UserError
 
@@ -20,13 +21,25 @@ def test_report_is_self_contained(experiments: Path, tmp_path: Path, capsys: pyt
     target = tmp_path / "report.html"
     assert report([str(experiments / "math-agent"), "-o", str(target)]) == 0
     html = target.read_text()
-    assert "math-agent" in html and html.count("data:image/png;base64,") >= 10
+    assert re.search(r"</style>\s*</head><body>\s*<h1>math-agent</h1>", html)
+    assert html.count("data:image/png;base64,") >= 10
     assert not re.search(r"""(src|href)=["'](?!data:)""", html) and "<script" not in html
     assert "Best" in html and "A shop sells" in html
     pictures = sorted(path.name for path in (tmp_path / "report_plots").iterdir())
     assert "return.png" in pictures and "kl.png" in pictures
     assert (tmp_path / "report_plots" / "return.png").read_bytes().startswith(b"\x89PNG")
     assert str(target) in capsys.readouterr().out
+
+
+def test_a_report_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
+    folder, target = tmp_path / "run", tmp_path / "report.html"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "elsewhere").write_text("secret: 1")
+    (folder / "config.resolved.yaml").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnreadableFileError, match=r"config\.resolved\.yaml"):
+        report([str(folder), "-o", str(target)])
+    assert not target.exists()
 
 
 def test_report_of_nothing_is_an_error_with_the_way_out(tmp_path: Path) -> None:
