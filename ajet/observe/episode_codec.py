@@ -42,7 +42,7 @@ FORMAT = 1
 
 _LEVEL = 1
 """zlib's fastest: within 15 % of the default's size on episodes, at a fraction of its time."""
-_DAMAGED = (zlib.error, msgspec.DecodeError, LookupError, TypeError, ValueError)
+_DAMAGED = (zlib.error, msgspec.DecodeError, LookupError, TypeError, ValueError, RecursionError)
 
 _COLUMNS = ("logprobs", "mask")
 _OWN_FORM = {"sampling": Sampling, "fork": Fork}

@@ -9,12 +9,13 @@ import json
 import sqlite3
 import stat
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from ajet.observe.episode_codec import Annotation, decode_episode, one_line, preview, searchable_text
 from ajet.schema.episode import Episode
-from ajet.schema.errors import UserError
+from ajet.schema.errors import EpisodeFormatError, UserError
 from ajet.schema.printable import encodable
 from ajet.schema.task import Task
 
@@ -345,9 +346,10 @@ def delete_after(connection: sqlite3.Connection, step: int) -> None:
 def _delete(connection: sqlite3.Connection, rows: list[int]) -> None:
     for row in rows:
         (body,) = connection.execute("SELECT data FROM body WHERE id = ?", (row,)).fetchone()
-        # the index keeps no content of its own, so it needs the text to remove
-        text = searchable_text(decode_episode(body))
-        connection.execute("INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", (row, text))
+        with suppress(EpisodeFormatError):  # of a damaged one, the words stay in the index
+            # the index keeps no content of its own, so it needs the text to remove
+            text = searchable_text(decode_episode(body))
+            connection.execute("INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", (row, text))
         connection.execute("DELETE FROM agent WHERE episode = ?", (row,))
         for table in ("body", "annotation", "episode"):
             connection.execute(f"DELETE FROM {table} WHERE id = ?", (row,))

@@ -95,7 +95,7 @@ def test_every_damaged_record_is_an_error_with_a_name() -> None:
     inner = zlib.decompress(data)
     damaged = [data[:cut] for cut in range(0, len(data), 7)]
     damaged += [zlib.compress(inner[:cut]) for cut in range(0, len(inner), 7)]
-    damaged += [b"", b"text", inner, packed([1]), packed({"format": 1})]
+    damaged += [b"", b"text", inner, packed([1]), packed({"format": 1}), zlib.compress(b"\x91" * 100_000)]
     for wrong in damaged:
         with pytest.raises(EpisodeFormatError):
             decode_episode(wrong)

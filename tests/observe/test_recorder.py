@@ -165,6 +165,23 @@ def test_size_is_bounded_and_the_oldest_are_deleted(tmp_path: Path) -> None:
     assert store.page(EpisodeFilter(text="apples"))[1] == total, "the text index forgot the deleted episodes"
 
 
+@pytest.mark.parametrize("way", ["room", "rewind"])
+def test_a_damaged_episode_can_be_deleted(tmp_path: Path, way: str) -> None:
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite", RecorderSettings(max_gb=1e-3 if way == "room" else 10.0))
+    rng, vocabulary = random.Random(0), Vocabulary()
+    everyone = [math_episode(vocabulary, rng, task=index, long=6000) for index in range(60)]
+    assert recorder.record(everyone[0], 1).result()
+    with sqlite3.connect(tmp_path / "e.sqlite") as connection:
+        connection.execute("UPDATE body SET data = x'00'")
+    if way == "rewind":
+        assert recorder.rewind(0).result(timeout=20)
+    for one in everyone[1:]:
+        assert recorder.record(one, 1).result(timeout=20)
+    recorder.close()
+    store = EpisodeStore(tmp_path / "e.sqlite")
+    assert not store.has(everyone[0].episode_id) and store.has(everyone[59].episode_id)
+
+
 def test_a_task_without_a_question_is_shown_by_what_the_agent_was_told(tmp_path: Path) -> None:
     recorder = EpisodeRecorder(tmp_path / "episodes.sqlite")
     for number, query in enumerate(("", "[not defined]", "How many?")):
