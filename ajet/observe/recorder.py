@@ -189,9 +189,14 @@ class EpisodeRecorder:
         return self._submit(write, done)
 
     def _export(self, exporter: OtlpExporter, episode: Episode, step: int, validation: bool, query: str) -> None:
+        sent = False
+
         def export(connection: sqlite3.Connection) -> bool:
-            self._mask(episode)
-            exporter.export(episode, step, validation=validation, query=query)
+            nonlocal sent
+            if not sent:  # else its batch had to wait for room on the disk
+                sent = True
+                self._mask(episode)
+                exporter.export(episode, step, validation=validation, query=query)
             return True
 
         self._submit(export)
@@ -228,6 +233,7 @@ class EpisodeRecorder:
 
     def _run(self, connection: sqlite3.Connection) -> None:
         ended = False
+        lost = 0
         waiting: list[_Write] = []
         while not ended:
             batch = [self._jobs.get()]
@@ -240,9 +246,11 @@ class EpisodeRecorder:
                 continue
             if not waiting:
                 logger.warning("%s can't be written (%s): episodes wait for room in memory", self.path, error)
-            waiting = [job for job in jobs if job.keep][:MOST_WAITING]
-        if waiting:
-            logger.error("%s lacks its last %d episodes", self.path, len(waiting))
+            kept = [job for job in jobs if job.keep]
+            waiting = kept[:MOST_WAITING]
+            lost += len(kept) - len(waiting)
+        if missing := lost + len(waiting):
+            logger.error("%s lacks %d episodes", self.path, missing)
         connection.close()
 
     def _write(self, connection: sqlite3.Connection, jobs: list[_Write]) -> sqlite3.Error | None:

@@ -20,8 +20,9 @@ from ajet.config import Config
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.episode_tables import EpisodeStoreError
 from ajet.observe.experiment import ExperimentFolder
+from ajet.observe.export import OtlpExporter
 from ajet.observe.metrics import read_metrics, rewind_metrics
-from ajet.observe.recorder import EpisodeRecorder
+from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.run_files import read_events
 from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Ledger
 from ajet.trainer.checkpoint import CheckpointFolder
@@ -192,6 +193,37 @@ def test_episodes_wait_for_room(small_disk: Path, caplog: pytest.LogCaptureFixtu
     store.close()
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 1 and "episodes.sqlite can't be written" in said[0]
+
+
+def test_what_had_no_room_in_memory_either_is_said(
+    small_disk: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet.observe.recorder.MOST_WAITING", 2)
+    recorder = EpisodeRecorder(small_disk / "episodes.sqlite")
+    filler = fill(small_disk)
+    for number in range(5):
+        assert recorder.record(episode(str(number), "x" * 50_000), 1).exception() is not None
+    filler.unlink()
+    assert recorder.record(episode("last"), 1).result()
+    recorder.close()
+    store = EpisodeStore(small_disk / "episodes.sqlite")
+    assert store.ids() == ["0", "1", "last"]
+    store.close()
+    assert "episodes.sqlite lacks 3 episodes" in caplog.text
+
+
+def test_what_waits_for_room_is_sent_to_a_collector_once(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr(OtlpExporter, "export", lambda _, episode, *_args, **_named: sent.append(episode.episode_id))
+    settings = RecorderSettings(otlp_endpoint="http://127.0.0.1:9")
+    recorder = EpisodeRecorder(small_disk / "episodes.sqlite", settings)
+    filler = fill(small_disk)
+    for name in ("first", "second"):
+        assert recorder.record(episode(name, "x" * 50_000), 1).exception() is not None
+    filler.unlink()
+    assert recorder.flush()
+    recorder.close()
+    assert sent == ["first", "second"]
 
 
 @pytest.mark.slow

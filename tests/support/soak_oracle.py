@@ -40,7 +40,7 @@ def findings(experiment: Path, told: Path, output: Path, lives: list[Life]) -> d
         wrong.append(f"the steps of metrics.jsonl are not 1 to {len(numbers)}, each once: {numbers}")
     said = output.read_text(errors="replace")
     lost = len(re.findall("episode not recorded", said))
-    lost += sum(map(int, re.findall(r"lacks its last (\d+) episodes", said)))
+    lost += sum(map(int, re.findall(r"lacks (\d+) episodes", said)))
     if "Traceback (most recent call last)" in said:
         at = said.index("Traceback (most recent call last)")
         wrong.append(f"a traceback: {said[at : at + 1500]}")
