@@ -203,11 +203,11 @@ class EpisodeStore:
         return found
 
     def facets(self) -> Facets:
-        """The values to filter by, counted again only after something was recorded."""
+        """The values to filter by, counted again only after something was written."""
         with self._lock:
-            last = self._connection.execute("SELECT coalesce(max(id), 0) FROM episode").fetchone()[0]
-            if self._facets is None or self._facets[0] != last:
-                self._facets = (last, self._count())
+            version = self._connection.execute("PRAGMA data_version").fetchone()[0]
+            if self._facets is None or self._facets[0] != version:
+                self._facets = (version, self._count())
             return self._facets[1]
 
     def _count(self) -> Facets:

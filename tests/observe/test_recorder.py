@@ -114,6 +114,17 @@ def test_what_the_file_can_hold_as_text_only_is_recorded_and_can_be_replaced(tmp
     assert store.page(EpisodeFilter(text="half of a pair"))[1] == store.page(EpisodeFilter(text=str(10**30)))[1] == 1
 
 
+def test_an_episode_that_is_replaced_is_counted_anew(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite")
+    store = EpisodeStore(tmp_path / "e.sqlite")
+    (episode,) = episodes(1)
+    for status in (EpisodeStatus.CANCELLED, EpisodeStatus.COMPLETED):
+        episode.status = status
+        assert recorder.record(episode, 1).result()
+        assert store.facets().statuses == {status: 1}
+    recorder.close()
+
+
 def test_text_filter_finds_words_phrases_and_chinese_and_reads_no_query_language(tmp_path: Path) -> None:
     one, two = episodes(2)
     one.tree.calls[0].reply["content"] = 'The "quick" fox; 苹果的数量是五 NEAR(x)'

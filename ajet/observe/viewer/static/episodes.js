@@ -46,7 +46,7 @@ const list = new List({ api: `${apiOf(name)}/episodes`, table: "episodes", row, 
 async function facets() {
   const found = await fetchJson(`${apiOf(name)}/facets`);
   list.offer("status", found.statuses); list.offer("agent", found.agents); list.offer("tag", found.tags); list.offer("failure", found.failures);
-  return found.total;
+  return JSON.stringify(found);
 }
 
 /** The notes of this run. A damaged file of notes leaves the list as it is. */
@@ -58,13 +58,13 @@ async function readNotes() {
 }
 
 $("copy-link").addEventListener("click", copyLink);
-let known = -1;
+let known = "";
 await readNotes();
 list.load();
 poll(3, async () => {
   const { status } = await fetchJson(apiOf(name));
   showLive(status === "running");
-  const total = await facets();
-  if (known >= 0 && total !== known) list.refresh();
-  known = total;
+  const found = await facets();
+  if (known && found !== known) list.refresh();
+  known = found;
 });

@@ -31,13 +31,13 @@ const list = new List({
   outgoing: (values) => ({ ...values, solved_min: share(values.solved_min), solved_max: share(values.solved_max) }),
 });
 $("copy-link").addEventListener("click", copyLink);
-let known = -1;
+let known = "";
 list.load();
 poll(3, async () => {
   const { status } = await fetchJson(apiOf(name));
   showLive(status === "running");
   const found = await fetchJson(`${apiOf(name)}/facets`);
   list.offer("tag", found.tags);
-  if (known >= 0 && found.total !== known) list.refresh();
-  known = found.total;
+  if (known && JSON.stringify(found) !== known) list.refresh();
+  known = JSON.stringify(found);
 });
