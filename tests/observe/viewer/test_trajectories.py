@@ -13,6 +13,8 @@ from playwright.sync_api import Page, expect
 
 from ajet.agents import ReActAgent
 from ajet.cli.view import shown_folder
+from ajet.observe.episode_store import EpisodeStore
+from ajet.observe.viewer.episode_view import episode_view
 from ajet.observe.viewer.serve import Viewer, ViewerSettings
 
 
@@ -33,6 +35,16 @@ def trajectories(tmp_path: Path) -> Path:
     thread.start()
     thread.join()
     return folder
+
+
+def test_prompts_of_equal_length_are_not_taken_for_the_same(trajectories: Path) -> None:
+    with shown_folder(trajectories) as root:
+        store = EpisodeStore(root / "episodes.sqlite")
+        (recorded,) = store.all()
+        calls = episode_view(recorded, store)["calls"]
+        store.close()
+    assert [call["prompt_tokens"] for call in calls] == [30, 30]
+    assert [call["alternative_to"] for call in calls] == [-1, -1]
 
 
 @pytest.mark.slow
