@@ -15,9 +15,9 @@ import platform
 import shlex
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -29,7 +29,7 @@ import yaml
 
 from ajet.observe.logs import FileLog, Masker
 from ajet.observe.metrics import MetricsSink, flatten, make_sinks, rewind_metrics
-from ajet.observe.run_files import LineFile, read_regular
+from ajet.observe.run_files import EventLog, read_regular
 from ajet.schema.errors import UserError
 from ajet.system.processes import output_of
 
@@ -76,28 +76,6 @@ class ExperimentBusyError(UserError):
 
 class ExperimentPlaceError(UserError):
     """The experiment folder can't be created."""
-
-
-class EventLog:
-    """`events.jsonl`: what happened to a run (started, resumed, checkpoint, ended …), one JSON object per line.
-
-    Any thread may write; each event is in the file when `write` returns.
-    """
-
-    def __init__(self, path: Path, masker: Masker | None = None) -> None:
-        self._file = LineFile(path)
-        self._lock = threading.Lock()
-        self._masker = masker or Masker()
-
-    def write(self, kind: str, **fields: Any) -> None:
-        """Append an event. Secrets in its fields are masked."""
-        record = {"time": round(time.time(), 3), "event": kind, **self._masker.value(fields)}
-        with self._lock:
-            self._file.write(json.dumps(record, default=str) + "\n")
-
-    def close(self) -> None:
-        with self._lock:
-            self._file.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +197,24 @@ class ExperimentFolder:
             lock = _lock(path)
             if (aside / "cache").is_dir():  # by content, so it needs no reset
                 shutil.copytree(aside / "cache", path / "cache")
-        earlier = EarlierRun.of(path, aside)
+        earlier = None
+        try:
+            earlier = EarlierRun.of(path, aside)
+            folder = cls._begin(config, path, lock, source_yaml, backbone, judge)
+            folder._earlier = earlier
+            return folder
+        except BaseException:
+            if earlier is not None:
+                with suppress(OSError):  # the first error says what is wrong
+                    earlier.restore(path)
+            os.close(lock)  # this process may try again
+            raise
+
+    @classmethod
+    def _begin(
+        cls, config: Any, path: Path, lock: int, source_yaml: Path | None, backbone: str, judge: str
+    ) -> ExperimentFolder:
+        """Write what a start writes, and open what the run writes."""
         resumed = (path / "config.resolved.yaml").exists()
         # a start that was refused, or interrupted before its first step, leaves nothing to compare with
         has_results = resumed and (_size(path / "metrics.jsonl") > 0 or bool(_checkpoints(path)))
@@ -232,13 +227,12 @@ class ExperimentFolder:
         defaults = type(config)().model_dump(mode="json")
         changes = _changes(path / "config.resolved.yaml", masked, defaults) if has_results else {}
         (path / "config.resolved.yaml").write_text(yaml.safe_dump(masked, sort_keys=False, allow_unicode=True), "utf-8")
-        folder = cls(path, config, masker, lock, with_trackers=backbone != "debug")
-        folder._earlier = earlier
-        folder.resumed, folder.has_results = resumed, has_results
-        environment = run_environment() | ({JUDGE: judge} if judge else {})
         if has_results and judge and (before := _judge_before(path)) and judge != before:
             changes[JUDGE] = [before, judge]
+        environment = run_environment() | ({JUDGE: judge} if judge else {})
         (path / "environment.json").write_text(json.dumps(masker.value(environment), indent=2), encoding="utf-8")
+        folder = cls(path, config, masker, lock, with_trackers=backbone != "debug")
+        folder.resumed, folder.has_results = resumed, has_results
         _log_changes(changes)
         folder.events.write("resumed" if resumed else "started", backbone=backbone, pid=os.getpid(), changed=changes)
         return folder
@@ -432,7 +426,12 @@ def _parsed(text: str) -> Any:
 def _changes(path: Path, now: dict[str, Any], defaults: dict[str, Any]) -> dict[str, list[Any]]:
     """The keys that differ from the last run in this folder: `{key: [before, now]}`. A key that an older version didn't
     have is no change while it has its default."""
-    before, after, unset = (dict(flatten(each)) for each in (yaml.safe_load(read_regular(path)) or {}, now, defaults))
+    try:
+        before = dict(flatten(yaml.safe_load(read_regular(path)) or {}))
+    except (yaml.YAMLError, AttributeError) as error:  # cut off by a kill or a full disk
+        log.warning("%s is damaged (%s), so what has changed since is unknown", path, " ".join(str(error).split()))
+        return {}
+    after, unset = dict(flatten(now)), dict(flatten(defaults))
     pairs = {key: [before.get(key, unset.get(key)), after.get(key)] for key in {**before, **after}}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 

@@ -1,7 +1,8 @@
 """Files of a run's folder: they outlive a kill and a full disk, and are read with care, as a folder can be anybody's.
 
 A `LineFile` grows by whole lines; what could not be written is written later. A line that a kill or a full disk cut off
-stays alone: the next one begins on a line of its own. `whole_record` reads one, `read_events` all events of a run.
+stays alone: the next one begins on a line of its own. `whole_record` reads one. `EventLog` writes the events of a run,
+and `read_events` reads them.
 `Notes`, what people wrote about a run and its episodes, is replaced as a whole, so it is never half written; writers of
 several processes wait for each other.
 """
@@ -14,6 +15,7 @@ import json
 import logging
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ from typing import Any, BinaryIO, TextIO
 
 import msgspec
 
+from ajet.observe.logs import Masker
 from ajet.schema.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -111,6 +114,28 @@ class LineFile:
         except OSError:
             os.ftruncate(handle, size)
             raise
+
+
+class EventLog:
+    """`events.jsonl`: what happened to a run (started, resumed, checkpoint, ended …), one JSON object per line.
+
+    Any thread may write; each event is in the file when `write` returns.
+    """
+
+    def __init__(self, path: Path, masker: Masker | None = None) -> None:
+        self._file = LineFile(path)
+        self._lock = threading.Lock()
+        self._masker = masker or Masker()
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append an event. Secrets in its fields are masked."""
+        record = {"time": round(time.time(), 3), "event": kind, **self._masker.value(fields)}
+        with self._lock:
+            self._file.write(json.dumps(record, default=str) + "\n")
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
 
 
 def whole_record(line: str) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from ajet.config import Config
 from ajet.observe.experiment import ExperimentBusyError, ExperimentFolder, ExperimentPlaceError, is_running
 from ajet.observe.metrics import read_metrics
 from ajet.observe.run_files import read_events
+from ajet.schema.errors import ImportPathError
 
 CANARY = "canary-3f9a1c77d2"
 
@@ -226,3 +227,38 @@ def test_what_a_run_has_recorded_stays_even_if_it_is_refused_later(tmp_path: Pat
     refused.close("failed")
     assert [event["event"] for event in read_events(folder.path / "events.jsonl")][-1] == "ended"
     assert len(read_metrics(folder.path / "metrics.jsonl")) == 2
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_start_that_fails_leaves_the_folder_free_and_as_it_was(tmp_path: Path, fresh: bool) -> None:
+    with ExperimentFolder.open(config(), exp_dir=tmp_path, backbone="local") as folder:
+        folder.metrics.log(1, {"reward/mean": 1.0})
+    before = _content(folder.path)
+    wrong = config()
+    wrong.ajet.trainer_common.logger = [f"{tmp_path}/nothing.py->Sink"]
+    for _ in range(2):
+        with pytest.raises(ImportPathError, match=r"trainer_common\.logger"):
+            ExperimentFolder.open(wrong, exp_dir=tmp_path, backbone="local", fresh=fresh)
+        assert _content(folder.path) == before and not is_running(folder.path)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    ExperimentFolder.open(config(), exp_dir=tmp_path, backbone="local").close()
+
+
+@pytest.mark.parametrize("kept", [2, 6_000])
+def test_a_config_that_was_cut_off_ends_no_resume(tmp_path: Path, caplog: pytest.LogCaptureFixture, kept: int) -> None:
+    with ExperimentFolder.open(config(), exp_dir=tmp_path) as folder:
+        folder.metrics.log(1, {"reward/mean": 1.0})
+    file = folder.path / "config.resolved.yaml"
+    whole = file.read_text()
+    cut = next(size for size in range(kept, len(whole)) if not _is_mapping(whole[:size]))
+    file.write_text(whole[:cut])
+    with ExperimentFolder.open(config(), exp_dir=tmp_path) as folder:
+        assert folder.has_results
+    assert "config.resolved.yaml is damaged" in caplog.text and file.read_text() == whole
+
+
+def _is_mapping(text: str) -> bool:
+    try:
+        return isinstance(yaml.safe_load(text), dict)
+    except yaml.YAMLError:
+        return False
