@@ -65,7 +65,7 @@ class JsonlSink:
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         record: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
-        record.update((name, _plain(value)) for name, value in metrics.items())
+        record |= as_json(metrics)
         self._file.write(json.dumps(record) + "\n")
 
     def close(self) -> None:
@@ -133,8 +133,12 @@ def _collect(value: Any, name: str, values: dict[str, list[float]], listed: set[
             values.setdefault(name, []).append(number)
 
 
+def as_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    """Metrics as JSON holds them: it has no NaN or infinity, so they are written as text."""
+    return {name: _plain(value) for name, value in metrics.items()}
+
+
 def _plain(value: float) -> float | str:
-    """JSON has no NaN or infinity, so they are written as text."""
     number = float(value)
     if math.isfinite(number):
         return int(number) if isinstance(value, int) else number

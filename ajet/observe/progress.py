@@ -16,6 +16,7 @@ from html import escape
 from types import TracebackType
 from typing import IO, Any
 
+from ajet.observe.metrics import as_json
 from ajet.observe.progress_state import Display, ProgressState, cost_texts, duration, headlines, number, total_text
 from ajet.observe.running_total import TOTAL_STEPS
 from ajet.schema.episode import Episode
@@ -240,10 +241,10 @@ class JsonDisplay(Display):
         )
 
     def validation(self, step: int, state: ProgressState) -> None:
-        self._write(event="validation", step=step, metrics=state.metrics)
+        self._write(event="validation", step=step, metrics=as_json(state.metrics))
 
     def step(self, state: ProgressState) -> None:
-        self._write(event="step", step=state.step, metrics=state.metrics, total=state.spent.figures())
+        self._write(event="step", step=state.step, metrics=as_json(state.metrics), total=state.spent.figures())
 
     def message(self, text: str, level: str) -> None:
         self._write(event="message", level=level, text=text)

@@ -135,8 +135,8 @@ def _fitting(known: set[str], width: int) -> list[Column]:
 
 
 def sparkline(values: list[float], width: int = _SPARK_WIDTH) -> str:
-    """The last `width` values as a row of block characters."""
-    values = values[-width:]
+    """The last `width` values as a row of block characters, without those that are no number."""
+    values = [value for value in values[-width:] if math.isfinite(value)]
     if not values:
         return ""
     low, high = min(values), max(values)

@@ -69,6 +69,18 @@ def test_json_lines() -> None:
     assert records[6]["metrics"]["other"] == 1.0 and records[4]["failure"]["kind"] == "ValueError"
 
 
+@pytest.mark.parametrize("mode", [ProgressMode.LIVE, ProgressMode.PLAIN, ProgressMode.JSON])
+def test_a_loss_that_is_no_number_is_shown(mode: ProgressMode) -> None:
+    stream = io.StringIO()
+    with Progress.create(mode, stream) as progress:
+        progress.start("math", "local", total_steps=4)
+        for step, loss in enumerate((1.0, 2.0, float("nan"), float("inf")), 1):
+            progress.step(step, {"train/loss": loss})
+    said = stream.getvalue()
+    assert "nan" in said and "inf" in said
+    assert "NaN" not in said and "Infinity" not in said, "neither is JSON"
+
+
 def test_quiet_shows_errors_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(ProgressMode.QUIET) == ""
     progress = Progress.create(ProgressMode.QUIET)
@@ -83,6 +95,7 @@ def test_live_display_draws_and_shows_text_as_text() -> None:
 
 def test_sparkline() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█" and sparkline([1.0, 1.0]) == "▁▁" and sparkline([]) == ""
+    assert sparkline([0.0, float("nan"), float("-inf"), 1.0]) == "▁█" and sparkline([float("nan")]) == ""
 
 
 def test_the_level_decides_what_the_terminal_shows(
