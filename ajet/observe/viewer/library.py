@@ -61,7 +61,7 @@ class Library:
     def names(self) -> list[str]:
         """All experiments, the most recently written first."""
         if self.single:
-            return [self.root.name]
+            return [_name_of(self.root)]
         if not self.root.is_dir():
             return []
         found = [path for path in self.root.iterdir() if _is_folder(path) and is_experiment(path)]
@@ -99,7 +99,7 @@ class Experiment:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.name = path.resolve().name
+        self.name = _name_of(path)
         self.notes = Notes(path)
         self.prompts = PromptHistory(path)
         self._metrics = MetricsReader(path / "metrics.jsonl")
@@ -182,7 +182,7 @@ class Experiment:
             return []
         with open_regular(file) as stream:
             stream.seek(max(0, file.stat().st_size - _LOG_TAIL_BYTES))
-            lines = stream.read().decode("utf-8", "replace").splitlines()
+            lines = stream.read().decode("utf-8", "replace").split("\n")
         return [_log_record(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
     def evidence(self, figures: Figures, reading: Reading) -> RunEvidence:
@@ -278,6 +278,11 @@ def is_experiment(path: Path) -> bool:
         return any((path / mark).exists() for mark in _MARKS)
     except OSError:  # a folder that we may not enter: listed, with the reason
         return True
+
+
+def _name_of(path: Path) -> str:
+    """The name under which a folder is shown: a link's own."""
+    return path.resolve().name if path.name in ("", "..") else path.name
 
 
 def _is_folder(path: Path) -> bool:

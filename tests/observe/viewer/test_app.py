@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from ajet.backbone.metrics import episode_metrics
 from ajet.observe.recorder import EpisodeRecorder
-from ajet.observe.viewer.library import Library
+from ajet.observe.viewer.library import Experiment, Library
 from ajet.observe.viewer.pages import Access
 from ajet.observe.viewer.serve import create_app
 from ajet.schema.task import Task
@@ -47,6 +47,25 @@ def test_a_link_without_cookie_leads_through_the_login_back_to_it(experiments: P
     for outside in ("https://elsewhere.example/", "//elsewhere.example", "/\\elsewhere.example"):
         answer = visitor.post("/login", data={"secret": "long enough", "next": outside})
         assert answer.headers["location"] == "/"
+
+
+def test_a_run_is_shown_under_the_name_of_its_folder_or_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, runs = tmp_path / "elsewhere" / "run-7", tmp_path / "runs"
+    (run / "code").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    runs.mkdir()
+    (runs / "newest").symlink_to(run)
+    library = Library(runs)
+    assert library.names() == ["newest"] and library.get("newest").summary()["name"] == "newest"
+    for place, root in ((run, "."), (run / "code", "..")):
+        monkeypatch.chdir(place)
+        library = Library(Path(root))
+        assert library.names() == ["run-7"] and library.get("run-7").name == "run-7"
+
+
+def test_separators_of_lines_within_a_message_lose_no_line_of_the_log(tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(json.dumps({"message": "one\u2028two\x85"}, ensure_ascii=False) + "\n")
+    assert Experiment(tmp_path).log_tail() == [{"message": "one\u2028two\x85"}]
 
 
 def test_every_answer_forbids_scripts_from_elsewhere(experiments: Path) -> None:
