@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -184,7 +185,10 @@ class EpisodeStore:
         if not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'task_record'"):
             return {}
         query = "SELECT task_id, data FROM task_record WHERE task_id IN (SELECT value FROM json_each(:ids))"
-        return {row[0]: read_task(row[1]) for row in self.rows(query, {"ids": json.dumps(list(task_ids))})}
+        try:
+            return {row[0]: read_task(row[1]) for row in self.rows(query, {"ids": json.dumps(list(task_ids))})}
+        except (zlib.error, ValueError) as error:
+            raise EpisodeStoreError(f"{self.path}: the record of a task is damaged: {error}") from error
 
     def rows(self, query: str, values: Mapping[str, Any] = _NOTHING) -> list[Any]:
         """The rows of a query of ours; what users gave comes in `values` only."""

@@ -115,7 +115,7 @@ def _secret_values(value: Any, key: str = "") -> Iterator[str]:
 def level_from_environment() -> int:
     """The level in `AJET_LOG_LEVEL`, a name or a number. INFO if it is unset or unknown."""
     asked = os.environ.get(LEVEL_VARIABLE, "").strip().upper()
-    if asked.isdigit():
+    if asked.isdecimal():
         return int(asked)
     return logging.getLevelNamesMapping().get(asked, logging.INFO)
 

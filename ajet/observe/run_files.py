@@ -144,7 +144,7 @@ def whole_record(line: str) -> dict[str, Any] | None:
         return None
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 
@@ -211,7 +211,7 @@ class Notes:
             return msgspec.json.decode(read_regular(self._file).encode(), type=NotesFile)
         except FileNotFoundError:
             return NotesFile()
-        except (msgspec.DecodeError, OSError) as error:
+        except (msgspec.DecodeError, RecursionError, OSError) as error:
             raise NotesError(f"{self._file}: {error}. Repair it, or move it away.") from error
 
     def write(self, note: str, tags: list[str], episode: str = "") -> Note:

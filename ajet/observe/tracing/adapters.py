@@ -191,7 +191,7 @@ def _numbered(values: Mapping[str, Any], prefix: str, within: str = "") -> list[
     found: dict[int, dict[str, Any]] = {}
     for name, value in values.items():
         number, _, key = name[len(prefix) :].partition(".")
-        if not name.startswith(prefix) or not number.isdigit() or len(number) > 6:
+        if not name.startswith(prefix) or not number.isdecimal() or len(number) > 6:
             continue
         key = key.removeprefix(within)
         if key in ("role", "content", "tool_call_id", "name"):
@@ -206,7 +206,7 @@ def _numbered(values: Mapping[str, Any], prefix: str, within: str = "") -> list[
 def _tool_call(message: dict[str, Any], key: str, value: Any) -> None:
     """`0.tool_call.function.name`, `0.name` and their like."""
     number, _, what = key.partition(".")
-    if not number.isdigit() or len(number) > 3:
+    if not number.isdecimal() or len(number) > 3:
         return
     calls: list[dict[str, Any]] = message.setdefault("tool_calls", [])
     while len(calls) <= int(number):

@@ -143,7 +143,7 @@ class Experiment:
         if stamp != self._config[0]:
             try:
                 loaded = yaml.safe_load(read_regular(file))
-            except (yaml.YAMLError, UnicodeError) as error:
+            except (yaml.YAMLError, RecursionError) as error:
                 raise DamagedExperimentError(f"{file} is not YAML: {error}") from error
             self._config = (stamp, loaded if isinstance(loaded, dict) else {})
         return self._config[1]
@@ -157,16 +157,11 @@ class Experiment:
         """Commit, versions and machine; empty for a run of an older version."""
         try:
             return read_environment(self.path)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DamagedExperimentError(f"{self.path / 'environment.json'} is not JSON: {error}") from error
 
     def events(self) -> list[dict[str, Any]]:
-        file = self.path / "events.jsonl"
-        try:
-            found = read_events(file)
-        except ValueError as error:
-            raise DamagedExperimentError(f"{file} is not JSON, line by line: {error}") from error
-        return [event for event in found if isinstance(event, dict) and "event" in event and "time" in event]
+        return [event for event in read_events(self.path / "events.jsonl") if "event" in event and "time" in event]
 
     def _left_out_events(self) -> list[str]:
         """What of the events can't be read, in words."""
@@ -313,7 +308,7 @@ def _log_record(line: str) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(line)
         return record
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"level": "damaged", "message": line}
 
 

@@ -126,7 +126,7 @@ class MetricsReader:
         """A line that holds no step is left out, and named."""
         try:
             record = _decoded(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict) or not isinstance(step := record.pop("step", None), int):
             self._problem = f"{self._path}, line {self._lines}: not a step's metrics, and left out"

@@ -35,6 +35,13 @@ def reward(value: float, at: float, **more: Any) -> Span:
     )
 
 
+def test_what_only_looks_like_a_number_is_no_message() -> None:
+    span = call(0, 1, 2)
+    span.attributes.update({"gen_ai.prompt.².role": "user", "gen_ai.completion.0.tool_calls.².name": "search"})
+    (found,) = llm_calls([span])
+    assert found.messages == [{"role": "user", "content": "q0"}] and found.reply["content"] == "a0"
+
+
 def test_a_reward_that_names_a_response_is_its_calls_whatever_the_clocks_say() -> None:
     spans = [call(0, 1, 2), call(1, 3, 4), reward(0.2, 0.0), reward(0.7, 9.0)]
     link = {"agentlightning.link.0.key_match": "gen_ai.response.id", "agentlightning.link.0.value_match": "chatcmpl-c0"}

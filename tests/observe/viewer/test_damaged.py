@@ -11,9 +11,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from ajet.cli.runs import run as runs
-from ajet.observe.viewer.library import Library
+from ajet.observe.viewer.library import Experiment, Library
 from ajet.observe.viewer.pages import Access
 from ajet.observe.viewer.serve import create_app
+from ajet.schema.errors import UserError
 
 
 def sign_in(root: Path) -> TestClient:
@@ -110,7 +111,24 @@ def test_a_damaged_episode_fails_alone(experiments: Path, tmp_path: Path) -> Non
         (first,) = connection.execute("SELECT episode_id FROM episode WHERE id = 1").fetchone()
         (second,) = connection.execute("SELECT episode_id FROM episode WHERE id = 2").fetchone()
         connection.execute("UPDATE body SET data = x'00ff' WHERE id = 1")
+        others = "WHERE task_id NOT IN (SELECT task_id FROM episode WHERE id < 3)"
+        (task,) = connection.execute(f"SELECT task_id FROM task_record {others}").fetchone()
+        connection.execute(f"UPDATE task_record SET data = x'00ff' {others}")
     visitor = sign_in(tmp_path)
     answer = visitor.get(f"/api/x/math-agent/episode/{first}")
     assert answer.status_code == 500 and f"episode '{first}': the episode record is damaged" in answer.json()["error"]
     assert visitor.get(f"/api/x/math-agent/episode/{second}").status_code == 200
+    assert "the record of a task is damaged" in visitor.get(f"/api/x/math-agent/task/{task}").json()["error"]
+
+
+def test_what_is_nested_too_deeply_is_named_and_left_out(tmp_path: Path) -> None:
+    deep = f'{{"step": 1, "a": {"[" * 100_000}}}\n'
+    for name in ("metrics.jsonl", "events.jsonl", "run.log", "notes.json", "environment.json"):
+        (tmp_path / name).write_text(deep)
+    (tmp_path / "config.resolved.yaml").write_text("[" * 3000)
+    experiment = Experiment(tmp_path)
+    problem = experiment.summary()["problem"]
+    assert all(name in problem for name in ("metrics.jsonl", "events.jsonl", "notes.json", "config.resolved.yaml"))
+    assert experiment.log_tail()[0]["level"] == "damaged"
+    with pytest.raises(UserError, match=r"environment\.json is not JSON"):
+        experiment.environment()
