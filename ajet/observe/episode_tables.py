@@ -232,6 +232,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         connection.close()
         raise EpisodeStoreError(f"{path}: {error}") from error
     connection.row_factory = sqlite3.Row
+    connection.create_function("lower", 1, str.lower, deterministic=True)  # SQLite's own knows ASCII only
     _check_version(connection, path)
     return connection
 

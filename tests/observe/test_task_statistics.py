@@ -84,6 +84,16 @@ def test_tasks_are_filtered_sorted_and_paged(store: EpisodeStore) -> None:
         task_page(store, TaskFilter(), sort="task_id; DROP TABLE episode")  # type: ignore[arg-type]
 
 
+def test_capitals_of_any_script_are_found(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path / "episodes.sqlite")
+    asked = Task(main_query="Сколько яблок?", task_id="École")
+    recorder.record(attempt(Vocabulary(), "École", 1, 1.0, 0), 1, task=asked)
+    recorder.close()
+    store = EpisodeStore(tmp_path / "episodes.sqlite")
+    for text in ("Сколько", "сколько ЯБЛОК", "école"):
+        assert task_page(store, TaskFilter(text=text))[1] == 1
+
+
 def test_the_attempts_of_a_task(store: EpisodeStore) -> None:
     attempts = task_history(store, "hard")
     assert [(one["step"], one["solved"], one["failure"]) for one in attempts] == [
