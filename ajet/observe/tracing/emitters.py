@@ -198,7 +198,7 @@ class Operation:
         if self._token is not None:
             _place.reset(self._token)
         status = SpanStatus(status_code="OK")
-        if error is not None:
+        if error is not None and not isinstance(error, GeneratorExit):  # a caller that reads no further is no fault
             self._attributes |= exception_attributes(error)
             status = failed(error)
         self._span = emit(

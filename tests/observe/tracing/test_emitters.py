@@ -191,6 +191,10 @@ def test_generators_are_operations_that_enclose_nothing_of_their_caller() -> Non
             emit_message(str(number))
     assert [span.name.rpartition(".")[2] for span in spans] == ["message", "message", "operation"]
     assert spans[0].parent_id == spans[2].parent_id != spans[2].span_id
+    with record_spans() as spans:
+        for _ in count(2):
+            break
+    assert spans[0].status.status_code == "OK" and "exception.type" not in spans[0].attributes
 
 
 def test_two_episodes_at_once_keep_their_spans_apart() -> None:
