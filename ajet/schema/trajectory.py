@@ -321,7 +321,7 @@ def read_trajectory(path: Path) -> Trajectory:
                 values.update(content)
             else:
                 growing[f"{kind}s"].append(content)
-        except (ValueError, AttributeError, KeyError, TypeError):
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
             if number == len(lines) and not line.endswith("\n"):  # torn: the process was killed while it wrote
                 break
             raise TrajectoryFormatError(f"{path}:{number}: not a line of a trajectory") from None

@@ -93,6 +93,7 @@ def test_a_torn_file_reads_up_to_its_last_whole_line(cut: int) -> None:
             "call 0 extends",
         ),
         ('{"trajectory": {"request_id": "a", "repeat": "\\ud800"}}\n', "not a trajectory"),
+        (f'{{"trajectory": {{"request_id": "a"}}}}\n{{"step": {"[" * 100_000}}}\n', ":2:"),
     ],
 )
 def test_a_file_that_is_no_trajectory(tmp_path: Path, text: str, where: str) -> None:
