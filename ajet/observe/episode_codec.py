@@ -227,8 +227,11 @@ def write_trajectory(folder: Path, episode: Episode, step: int, annotation: Anno
     target = folder / f"step_{step}" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', episode.episode_id)[:150]}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_suffix(".tmp")
-    scratch.write_text(json.dumps(episode_json(episode, step, annotation), ensure_ascii=True), encoding="utf-8")
-    scratch.replace(target)
+    try:
+        scratch.write_text(json.dumps(episode_json(episode, step, annotation), ensure_ascii=True), encoding="utf-8")
+        scratch.replace(target)
+    finally:
+        scratch.unlink(missing_ok=True)  # of a file for which there was no room
     return target
 
 

@@ -59,12 +59,15 @@ def export_episodes(store: EpisodeStore, where: EpisodeFilter, form: ExportForma
         raise ExportTargetError(f"{target} is a folder: name the file to write")
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f"{target.name}.tmp")
-    if form is ExportFormat.PARQUET:
-        count = _write_parquet(scratch, recorded)
-    else:
-        with scratch.open("w", encoding="utf-8") as file:
-            count = _write_lines(file, recorded, form)
-    scratch.replace(target)
+    try:
+        if form is ExportFormat.PARQUET:
+            count = _write_parquet(scratch, recorded)
+        else:
+            with scratch.open("w", encoding="utf-8") as file:
+                count = _write_lines(file, recorded, form)
+        scratch.replace(target)
+    finally:
+        scratch.unlink(missing_ok=True)  # of an export that failed
     return count
 
 

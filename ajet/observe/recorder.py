@@ -6,6 +6,7 @@ if the process is killed. Episodes are written in batches, one transaction each.
 
 from __future__ import annotations
 
+import errno
 import logging
 import queue
 import sqlite3
@@ -253,9 +254,9 @@ class EpisodeRecorder:
             logger.error("%s lacks %d episodes", self.path, missing)
         connection.close()
 
-    def _write(self, connection: sqlite3.Connection, jobs: list[_Write]) -> sqlite3.Error | None:
+    def _write(self, connection: sqlite3.Connection, jobs: list[_Write]) -> Exception | None:
         """Write all jobs, or none: then returns why not."""
-        failed: sqlite3.Error | None = None
+        failed: Exception | None = None
         results: list[tuple[_Write, bool | Exception]] = []
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -263,7 +264,7 @@ class EpisodeRecorder:
                 results.append((job, self._try(connection, job)))
             commit(connection)
             self._prune(connection)
-        except sqlite3.Error as error:  # nothing of this batch is acknowledged
+        except (sqlite3.Error, OSError) as error:  # nothing of this batch is acknowledged
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             self._known_tokens = set()  # what of them is in the file, the next batch finds out
@@ -286,7 +287,9 @@ class EpisodeRecorder:
             result: bool | Exception = job.work(connection)
         except sqlite3.OperationalError:  # disk full, I/O error: not this job's fault
             raise
-        except Exception as error:  # noqa: BLE001  reported through the future, and in the log
+        except Exception as error:  # reported through the future, and in the log
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise  # nor is this, of its JSON file
             connection.execute("ROLLBACK TO job")
             result = error
         connection.execute("RELEASE job")

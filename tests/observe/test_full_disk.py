@@ -17,10 +17,10 @@ import pytest
 
 from ajet.cli.main import main
 from ajet.config import Config
-from ajet.observe.episode_store import EpisodeStore
+from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.episode_tables import EpisodeStoreError
 from ajet.observe.experiment import ExperimentFolder
-from ajet.observe.export import OtlpExporter
+from ajet.observe.export import ExportFormat, OtlpExporter, export_episodes
 from ajet.observe.metrics import read_metrics, rewind_metrics
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.run_files import read_events
@@ -193,6 +193,29 @@ def test_episodes_wait_for_room(small_disk: Path, caplog: pytest.LogCaptureFixtu
     store.close()
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 1 and "episodes.sqlite can't be written" in said[0]
+
+
+def test_an_episode_whose_json_file_has_no_room_waits_as_well(small_disk: Path) -> None:
+    recorder = EpisodeRecorder(small_disk / "episodes.sqlite", RecorderSettings(json_files=True))
+    assert recorder.record(episode("first"), 1).result()
+    filler = fill(small_disk)
+    assert recorder.record(episode("second", "x" * 50_000), 1).exception() is not None
+    assert os.listdir(small_disk / "trajectories" / "step_1") == ["first.json"]
+    filler.unlink()
+    assert recorder.record(episode("third"), 1).result()
+    recorder.close()
+    assert EpisodeStore(small_disk / "episodes.sqlite").ids() == ["first", "second", "third"]
+    assert len(os.listdir(small_disk / "trajectories" / "step_1")) == 3
+
+
+def test_an_export_that_has_no_room_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path / "episodes.sqlite")
+    recorder.record(episode("first", "x" * 3_000_000), 1)
+    recorder.close()
+    store = EpisodeStore(tmp_path / "episodes.sqlite")
+    with pytest.raises(OSError, match="No space left"):
+        export_episodes(store, EpisodeFilter(), ExportFormat.JSONL, small_disk / "out.jsonl")
+    assert os.listdir(small_disk) == []
 
 
 def test_what_had_no_room_in_memory_either_is_said(
