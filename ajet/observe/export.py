@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from ajet.observe.episode_codec import conversation, episode_json, last_calls
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore, RecordedEpisode
-from ajet.observe.otlp import to_json
+from ajet.observe.otlp import PATH, to_json
 from ajet.observe.tracing.recording import new_span_id, trace_id_of
 from ajet.observe.tracing.sender import SpanSender, episode_spans
 from ajet.schema.episode import ROOT, Episode
@@ -22,10 +23,11 @@ from ajet.schema.errors import ConfigError, MissingDependencyError, UserError
 from ajet.schema.printable import is_stream
 from ajet.schema.span import Span
 
+log = logging.getLogger(__name__)
+
 _ROW_GROUP = 256
 KEY = "ajet.observe.otlp_endpoint"
 HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
-PATH = "/v1/traces"
 
 
 class ExportTargetError(UserError):
@@ -171,6 +173,7 @@ class OtlpExporter:
     def __init__(self, endpoint: str, run: str, project: str = "") -> None:
         """`endpoint`: `http://host:4318`, with or without `/v1/traces`."""
         check_endpoint(endpoint)
+        self._endpoint = endpoint
         self._run = run
         self._began = time.time()
         self._id = f"{run}/{new_span_id()}"
@@ -204,6 +207,8 @@ class OtlpExporter:
             )
         )
         self._sender.flush()
+        if self._sender.lost:
+            log.warning("%s lacks %d spans of this run", self._endpoint, self._sender.lost)
 
 
 def check_endpoint(endpoint: str) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
-from ajet.observe.export import ExportFormat, export_episodes
+from ajet.observe.export import ExportFormat, OtlpExporter, export_episodes
 from ajet.observe.otlp import read_json
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.tracing.sender import CALL, EPISODE
@@ -28,8 +30,8 @@ from support.synthetic_run import Vocabulary, batches
 
 
 @contextmanager
-def collector(status: int = 200) -> Iterator[tuple[str, list[Span], list[str]]]:
-    """A stand-in for a collector: keeps what it gets."""
+def collector(status: int = 200, refusals: int = 0) -> Iterator[tuple[str, list[Span], list[str]]]:
+    """A stand-in for a collector: keeps what it gets. It refuses the first requests."""
     spans: list[Span] = []
     keys: list[str] = []
 
@@ -37,8 +39,10 @@ def collector(status: int = 200) -> Iterator[tuple[str, list[Span], list[str]]]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             keys.append(f"{self.path} {self.headers.get('x-key')}")
-            spans.extend(read_json(json.loads(body), 10**6))
-            self.send_response(status)
+            refused = len(keys) <= refusals
+            if not refused:
+                spans.extend(read_json(json.loads(body), 10**6))
+            self.send_response(503 if refused else status)
             self.send_header("content-length", "2")
             self.end_headers()
             self.wfile.write(b"{}")
@@ -113,6 +117,24 @@ def test_a_collector_that_is_gone_costs_one_warning(
                 record(tmp_path, endpoint, some_episodes())
     assert caplog.text.count("spans can't be sent to") == 1
     assert EpisodeStore(tmp_path / "episodes.sqlite").page()[1] == 4, "the run's own record is complete"
+
+
+def test_a_collector_that_comes_back_is_sent_to_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ajet.observe.tracing.sender.MAX_FAILURES", 1)
+    monkeypatch.setattr("ajet.observe.tracing.sender.REST_S", 0.2)
+    span = Span(rollout_id="r", attempt_id="a", span_id="ab", trace_id="ab", name="first", start_time=1.0)
+    with collector(refusals=2) as (endpoint, spans, _):
+        exporter = OtlpExporter(endpoint, "my-run")
+        exporter._sender.add(span)
+        assert exporter._sender.flush()
+        exporter._sender.add(replace(span, name="while it rests"))
+        time.sleep(0.25)
+        exporter._sender.add(replace(span, name="later"))
+        exporter.close()
+    assert [span.name for span in spans] == ["later", "ajet.run"]
+    assert caplog.text.count("spans can't be sent to") == 1 and f"{endpoint} lacks 2 spans" in caplog.text
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4318", "ftp://x", "http://", "http://h:99999999", "http://h\r\nx"])

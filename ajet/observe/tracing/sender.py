@@ -1,6 +1,6 @@
 """`SpanSender`: sends spans to an OTLP endpoint from a thread of its own; `episode_spans`: an episode as spans.
 
-Adding a span never waits and never raises. If the endpoint is gone, the spans are lost, and one warning says so.
+Adding a span never waits and never raises. While the endpoint is gone, the spans are lost, and one warning says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ajet.observe.episode_codec import prompt_messages
-from ajet.observe.otlp import to_json
+from ajet.observe.otlp import PATH, to_json
 from ajet.observe.tracing.attributes import CALL, SENT_AT, WORTH, message_attributes
 from ajet.observe.tracing.recording import root_span_id_of, trace_id_of
 from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeStatus
@@ -37,7 +37,9 @@ CLOSE_S = 5.0
 """How long `close` waits for what has not been sent."""
 TRIES = 2
 MAX_FAILURES = 3
-"""Batches in a row that could not be delivered before the endpoint is given up."""
+"""Batches in a row that could not be delivered before the endpoint is left alone for a while."""
+REST_S = 30.0
+"""How long that is. What is added meanwhile is lost."""
 
 
 EPISODE = "ajet.episode"
@@ -53,17 +55,15 @@ class SpanSender:
         *,
         what: str,
         resource: Mapping[str, Any] | None = None,
-        path: str = "/v1/traces",
     ) -> None:
         """`what`: how the warning calls the endpoint."""
         self._client = HttpClient(base_url, headers)
-        self._path = path
         self._what = what
         self._resource = dict(resource or {})
         self._waiting: queue.Queue[Span | threading.Event] = queue.Queue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._gone = False
+        self._rest_until = 0.0
         self._warned = False
         self._failures = 0
         self.lost = 0
@@ -71,7 +71,7 @@ class SpanSender:
 
     def add(self, span: Span) -> None:
         """Queue a span to be sent soon. Returns at once; any thread may call it."""
-        if self._gone or self._waiting.qsize() >= MAX_WAITING:
+        if self._resting or self._waiting.qsize() >= MAX_WAITING:
             self.lost += 1
             return
         self._start()
@@ -84,6 +84,10 @@ class SpanSender:
         reached = threading.Event()
         self._waiting.put(reached)
         return reached.wait(timeout_s)
+
+    @property
+    def _resting(self) -> bool:
+        return time.monotonic() < self._rest_until
 
     def _start(self) -> None:
         with self._lock:
@@ -115,16 +119,19 @@ class SpanSender:
         return batch, None
 
     def _send(self, batch: list[Span]) -> None:
+        if self._resting:
+            self.lost += len(batch)
+            return
         why = ""
-        if not self._gone:
-            for _ in range(TRIES):
-                now = {SENT_AT: time.time()}
-                if not (why := self._attempt(_encoded(to_json(batch, {**self._resource, **now})))):
-                    self._failures = 0
-                    return
+        for _ in range(TRIES):
+            now = {SENT_AT: time.time()}
+            if not (why := self._attempt(_encoded(to_json(batch, {**self._resource, **now})))):
+                self._failures = 0
+                return
         self.lost += len(batch)
         self._failures += 1
-        self._gone = self._failures >= MAX_FAILURES
+        if self._failures >= MAX_FAILURES:
+            self._rest_until = time.monotonic() + REST_S
         if not self._warned:
             self._warned = True
             log.warning("spans can't be sent to %s (%s): those of this time are lost", self._what, why)
@@ -132,7 +139,7 @@ class SpanSender:
     def _attempt(self, body: bytes) -> str:
         """Send it once. Returns why it failed; empty if it didn't."""
         try:
-            answer = self._client.request("POST", self._path, body, timeout_s=TIMEOUT_S)
+            answer = self._client.request("POST", PATH, body, timeout_s=TIMEOUT_S)
         except HttpFailure as failure:
             return str(failure)
         if answer.status < 300:
