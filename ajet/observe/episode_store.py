@@ -72,7 +72,6 @@ class Facets:
     """The values to filter by, with counts."""
 
     total: int = 0
-    first_step: int = 0
     last_step: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
     tags: dict[str, int] = field(default_factory=dict)
@@ -215,14 +214,12 @@ class EpisodeStore:
             return self._facets[1]
 
     def _count(self) -> Facets:
-        total, first, newest, validations = self._connection.execute(
+        total, newest, validations = self._connection.execute(
             # each part comes from an index, none from the rows
-            "SELECT count(*), (SELECT coalesce(min(step), 0) FROM episode), "
-            "(SELECT coalesce(max(step), 0) FROM episode), coalesce(sum(validation), 0) FROM episode"
+            "SELECT count(*), (SELECT coalesce(max(step), 0) FROM episode), coalesce(sum(validation), 0) FROM episode"
         ).fetchone()
         return Facets(
             total=total,
-            first_step=first,
             last_step=newest,
             statuses=self._counts("SELECT status, count(*) FROM episode GROUP BY status"),
             tags=self._counts("SELECT tag, count(*) FROM episode WHERE tag != '' GROUP BY tag"),

@@ -197,7 +197,6 @@ def emit(
     propagate: bool = True,
     status: SpanStatus | None = None,
     start_time: float | None = None,
-    end_time: float | None = None,
     span_id: str | None = None,
     gives_reward: bool = False,
 ) -> Span:
@@ -218,7 +217,7 @@ def emit(
         status=status or SpanStatus(status_code="OK"),
         attributes=plain(attributes),
         start_time=now if start_time is None else start_time,
-        end_time=now if end_time is None else end_time,
+        end_time=now,
     )
     if not gives_reward and reward_of(span) is not None:  # the keys may be what a model wrote
         span = replace(span, attributes={names.NOT_COUNTED: "only emit_reward gives rewards", **span.attributes})

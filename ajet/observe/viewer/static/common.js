@@ -167,7 +167,8 @@ export function debounce(work, milliseconds) {
 // ---------------------------------------------------------------- text of models
 
 // control characters, and those that reorder or hide text, are shown by name
-const ODD = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
+export const ODD_ONE = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/u;
+const ODD = new RegExp(ODD_ONE.source, "gu");
 const SHOWN_CHARACTERS = 20000;
 export const oddName = (character) => `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 export const hasOdd = (text) => text.search(ODD) >= 0;

@@ -1,10 +1,9 @@
 // Every token of one path through the tree. All lines have the same height, so only the visible ones are in the page.
-import { el, hasOdd, number, oddName, short, signed } from "./common.js";
+import { ODD_ONE, el, hasOdd, number, oddName, short, signed } from "./common.js";
 
 const LINE = 22, SPARE = 10, SPLIT = 4000;
 const LOGPROB_STEPS = [0.02, 0.2, 0.6, 1.5, 3, 5];
 const WIDE = /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6]|[\u{1f300}-\u{1faff}\u{20000}-\u{3fffd}]/u;
-const ODD_ONE = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/u;
 
 export const COLOURS = {
   trained: { label: "Trained or masked", legend: [["m-trained", "trained"], ["m-masked", "sampled, no loss"], ["", "context"]] },
