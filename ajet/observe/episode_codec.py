@@ -36,6 +36,7 @@ from ajet.schema.episode import (
 from ajet.schema.errors import EpisodeFormatError
 from ajet.schema.printable import encodable
 from ajet.schema.span import Span
+from ajet.schema.trajectory import json_line
 
 FORMAT = 1
 """Version of the byte format. A reader refuses a newer one."""
@@ -228,7 +229,7 @@ def write_trajectory(folder: Path, episode: Episode, step: int, annotation: Anno
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_suffix(".tmp")
     try:
-        scratch.write_text(json.dumps(episode_json(episode, step, annotation), ensure_ascii=True), encoding="utf-8")
+        scratch.write_text(json_line(episode_json(episode, step, annotation), ascii_only=True), encoding="utf-8")
         scratch.replace(target)
     finally:
         scratch.unlink(missing_ok=True)  # of a file for which there was no room

@@ -22,6 +22,7 @@ from ajet.schema.episode import ROOT, Episode
 from ajet.schema.errors import ConfigError, MissingDependencyError, UserError
 from ajet.schema.printable import is_stream
 from ajet.schema.span import Span
+from ajet.schema.trajectory import json_line
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def export_episodes(store: EpisodeStore, where: EpisodeFilter, form: ExportForma
 def _write_lines(file: TextIO, recorded: Iterator[RecordedEpisode], form: ExportFormat) -> int:
     count = 0
     for record in _records(recorded, form):
-        file.write(json.dumps(record, ensure_ascii=form is ExportFormat.JSONL) + "\n")
+        file.write(json_line(record, ascii_only=form is ExportFormat.JSONL))
         count += 1
     return count
 

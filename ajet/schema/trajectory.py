@@ -287,7 +287,7 @@ class TrajectoryFile:
         os.close(self._file)
 
     def _append(self, *records: dict[str, Any]) -> None:
-        text = "".join(map(_line, records))
+        text = "".join(map(json_line, records))
         data = memoryview(text.encode("utf-8", "replace"))
         try:
             while data:
@@ -305,7 +305,7 @@ def write_trajectory(path: Path, trajectory: Trajectory) -> None:
 def write_end(path: Path, trajectory: Trajectory) -> None:
     """Add to a trajectory's file what became known after its end: its reward, for example."""
     with path.open("a", encoding="utf-8", errors="replace") as file:
-        file.write(_line({"end": _without_growing(trajectory)}))
+        file.write(json_line({"end": _without_growing(trajectory)}))
 
 
 def read_trajectory(path: Path) -> Trajectory:
@@ -362,11 +362,12 @@ def _lines(path: Path) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+$", text)
 
 
-def _line(record: dict[str, Any]) -> str:
+def json_line(record: dict[str, Any], *, ascii_only: bool = False) -> str:
+    """A record as a line of JSON that any program can read."""
     try:
-        return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(record, ensure_ascii=ascii_only, allow_nan=False) + "\n"
     except ValueError:
-        return json.dumps(_finite(record), ensure_ascii=False) + "\n"
+        return json.dumps(_finite(record), ensure_ascii=ascii_only) + "\n"
 
 
 def _finite(value: Any) -> Any:

@@ -238,12 +238,16 @@ def test_odd_values_are_recorded_and_cost_no_other_episode(tmp_path: Path) -> No
 def test_exports(tmp_path: Path) -> None:
     recorder = EpisodeRecorder(tmp_path / "e.sqlite", RecorderSettings(json_files=True))
     group = episodes(12)
+    group[0].log_metrics["ratio"] = float("nan")
     for episode in group:
         recorder.record(episode, 1)
     recorder.close()
     store = EpisodeStore(tmp_path / "e.sqlite")
     assert export_episodes(store, EpisodeFilter(), ExportFormat.JSONL, tmp_path / "all.jsonl") == 12
     first = json.loads((tmp_path / "all.jsonl").read_text().splitlines()[0])
+    file = tmp_path / "trajectories" / "step_1" / f"{group[0].episode_id}.json"
+    for text in (file.read_text(), (tmp_path / "all.jsonl").read_text()):
+        assert '"ratio": null' in text, "NaN is not JSON"
     assert first["tree"]["calls"][0]["logprobs"] == group[0].tree.calls[0].logprobs.tolist()
     wins = EpisodeFilter(reward_min=1.0)
     count = export_episodes(store, wins, ExportFormat.SFT, tmp_path / "sft.jsonl")
