@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import unquote, urlsplit
 
-from ajet.observe.episode_codec import conversation, episode_json, last_calls
+from ajet.observe.episode_codec import conversation, episode_json
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore, RecordedEpisode
 from ajet.observe.otlp import PATH, to_json
 from ajet.observe.tracing.recording import new_span_id, trace_id_of
@@ -94,14 +94,14 @@ def _trace_record(one: RecordedEpisode) -> dict[str, Any]:
 
 
 def sft_records(recorded: Iterator[RecordedEpisode]) -> Iterator[dict[str, Any]]:
-    """The conversations of usable episodes that end in a reply."""
+    """The conversations of usable episodes, each up to its last reply."""
     for one in recorded:
         tree = one.episode.tree
         if not one.episode.usable:
             continue
-        for index in last_calls(tree):
-            call = tree.calls[index]
-            if call.run != ROOT and call.trainable:
+        extended = {call.extends for call in tree.calls if call.run != ROOT}
+        for index, call in enumerate(tree.calls):
+            if call.run != ROOT and call.trainable and index not in extended:
                 record: dict[str, Any] = {"messages": conversation(tree, index)}
                 if call.tools != ROOT:
                     record["tools"] = tree.toolsets[call.tools]

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,11 @@ import pytest
 from ajet.observe.episode_codec import token_bytes_of
 from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore
 from ajet.observe.episode_tables import EpisodeStoreError
-from ajet.observe.export import ExportFormat, export_episodes
+from ajet.observe.export import ExportFormat, export_episodes, sft_records
 from ajet.observe.logs import MASK, Masker
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.task_statistics import TaskFilter, task_page
-from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Episode, EpisodeStatus, Failure
+from ajet.schema.episode import ROOT, EnvironmentEvent, EnvironmentRecord, Episode, EpisodeStatus, Failure
 from ajet.schema.task import Task
 from support.synthetic_run import Vocabulary, credit_of, math_episode, trainer_logprobs
 
@@ -263,6 +264,24 @@ def test_exports(tmp_path: Path) -> None:
     assert table.num_rows == calls == sum(len(episode.tree.calls) for episode in group)
     assert table["token_ids"][0].as_py() == group[0].tree.runs[group[0].tree.calls[0].run].ids.tolist()
     assert len(list((tmp_path / "trajectories" / "step_1").glob("*.json"))) == 12
+
+
+def test_a_call_without_a_reply_costs_no_demonstration(tmp_path: Path) -> None:
+    (episode,) = episodes(1)
+    episode.reward = 1.0
+    calls = episode.tree.calls
+    unanswered = replace(
+        calls[-1], extends=len(calls) - 1, run=ROOT, reply={}, new_messages=[{"role": "user", "content": "And then?"}]
+    )
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite")
+    recorder.record(episode, 1)
+    recorder.flush()
+    store = EpisodeStore(tmp_path / "e.sqlite")
+    before = list(sft_records(store.all()))
+    calls.append(unanswered)
+    recorder.record(episode, 1)
+    recorder.close()
+    assert before and list(sft_records(store.all())) == before
 
 
 def test_bytes_of_tokens() -> None:
