@@ -228,4 +228,5 @@ def editor_schema() -> dict[str, Any]:
 def _or_interpolation(fragment: dict[str, Any]) -> dict[str, Any]:
     shown: dict[str, Any] = {key: fragment.pop(key) for key in ("title", "description", "default") if key in fragment}
     options = fragment["anyOf"] if list(fragment) == ["anyOf"] else [fragment]
-    return {**shown, "anyOf": [*options, INTERPOLATION]}
+    empty = [{"type": "null"}] if isinstance(shown.get("default"), dict) else []  # a group with nothing below it
+    return {**shown, "anyOf": [*options, *empty, INTERPOLATION]}

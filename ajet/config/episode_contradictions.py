@@ -43,7 +43,7 @@ def _needing_sandbox(a: AjetConfig) -> list[str]:
     agent = a.rollout.agent
     if agent is None:
         return []
-    named = {next(iter(tool)) if isinstance(tool, dict) and tool else tool for tool in agent.tools}
+    named = {name for tool in agent.tools for name in ([tool] if isinstance(tool, str) else tool)}
     return [*(["type: coding"] if agent.type == "coding" else []), *sorted(NEED_SANDBOX & named)]
 
 

@@ -51,7 +51,7 @@ def resolve(tree: dict[str, Any]) -> dict[str, Any]:
     except RecursionError:
         raise InterpolationProblem((), "an interpolation refers to itself: remove the cycle") from None
     assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}
+    return {**resolved}  # keys that are no names are refused later, with their line
 
 
 def _path(tree: Any, dotted: str) -> tuple[Any, ...]:

@@ -160,7 +160,8 @@ def kinds(fragment: dict[str, Any]) -> list[str]:
     """Each kind of value that a key takes."""
     fragment = _dereferenced(fragment)
     if "anyOf" in fragment:
-        return [kind for option in fragment["anyOf"] for kind in kinds(option)]
+        options = fragment["anyOf"]
+        return [kind for one in options for kind in (["a list of them"] if one.get("items") in options else kinds(one))]
     if "const" in fragment:
         return [f"`{fragment['const']}`"]
     if fragment.get("pattern") == "->":
@@ -192,7 +193,7 @@ def choices(fragment: dict[str, Any]) -> list[str]:
     inner = [choice for option in fragment.get("anyOf", []) for choice in choices(option)]
     items = choices(fragment["items"]) if isinstance(fragment.get("items"), dict) else []
     own = [*fragment.get("enum", []), *([fragment["const"]] if "const" in fragment else [])]
-    return [*(str(word) for word in own), *inner, *items]
+    return list(dict.fromkeys((*map(str, own), *inner, *items)))
 
 
 def _bounds(fragment: dict[str, Any]) -> str:

@@ -162,13 +162,17 @@ def from_validation(error: ValidationError, tree: dict[str, Any]) -> list[Proble
     """Pydantic's findings, one problem per key."""
     found: dict[KeyPath, Problem] = {}
     for detail in error.errors(include_url=False):
+        path = _existing(detail["loc"], tree)
         if detail["type"] == "extra_forbidden":
-            path: KeyPath = detail["loc"]
             found.setdefault(path, Problem(path, "unknown key", where_it_belongs(path)))
-        else:
-            path = _existing(detail["loc"], tree)
-            found.setdefault(path, _wrong_value(path, detail, tree))
-    return list(found.values())
+        elif detail["type"] == "invalid_key" or detail["loc"][-1] == "[key]":
+            fix = "use letters, digits, `_`, `.` and `-`, and quote a number"
+            found.setdefault(path, Problem(path, "can't be a name here", fix))
+        elif path not in found or detail["type"] in OWN_TYPES:
+            found[path] = _wrong_value(path, detail, tree)
+    # of a type's alternatives, the one that the user meant is that which has something wrong inside
+    inside = {path[:end] for path in found for end in range(len(path))}
+    return [problem for path, problem in found.items() if path not in inside]
 
 
 def _existing(loc: tuple[int | str, ...], tree: Any) -> KeyPath:
@@ -176,10 +180,9 @@ def _existing(loc: tuple[int | str, ...], tree: Any) -> KeyPath:
     path: list[Any] = []
     for part in loc:
         inside = isinstance(tree, dict) and part in tree
-        if not inside and not (isinstance(tree, list) and isinstance(part, int) and part < len(tree)):
-            break
-        path.append(part)
-        tree = tree[part]
+        if inside or (isinstance(tree, list) and isinstance(part, int) and part < len(tree)):
+            path.append(part)
+            tree = tree[part]
     return tuple(path)
 
 

@@ -11,9 +11,7 @@ from ajet.config.section import (
     AboveZero,
     Block,
     Count,
-    NoneIsEmpty,
     NotBool,
-    OneOrMore,
     Positive,
     Section,
     Temperature,
@@ -80,6 +78,13 @@ class AgentConfig(Section):
 OutputCheck = Literal["nonsense", "non_ascii", "format_type_1", "wrong_toolcall"]
 
 
+def _checks(value: Any) -> Any:
+    """One check in place of a list; null, and Python's `None`, which YAML reads as text, stand for none."""
+    if value is None or value == "None":
+        return []
+    return [value] if isinstance(value, str) else value
+
+
 class RemoteConfig(Section):
     """`ajet.rollout.remote`: the server used by `rollout.engine: remote` and `sglang`."""
 
@@ -104,7 +109,7 @@ class VllmConfig(Section):
 
     python: str | None = None
     """The Python interpreter that has vLLM, if it is installed in a separate environment."""
-    gpu_memory_utilization: Annotated[float, NotBool, Field(gt=0, le=1)] = 0.6
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), NotBool] = 0.6
     """Share of the GPU's memory for weights and cache."""
     start_timeout: AboveZero = 600.0
     """Seconds a server may take to start."""
@@ -212,10 +217,12 @@ class RolloutSection(Section):
 
     user_workflow: str | None = None
     """Your workflow: `module.path->Class` or `path/file.py->Class`."""
-    environment: Annotated[EnvironmentConfig | None, BeforeValidator(_environment)] = None
+    environment: Annotated[EnvironmentConfig | None, BeforeValidator(_environment, EnvironmentConfig | str | None)] = (
+        None
+    )
     """The world that the agent acts in: `module->Class`, `gymnasium:ID`, or a group of keys. Workflows see it as
     `workflow_task.gym_env`. null: none, unless `task_reader.type` is `env_service`."""
-    sandbox: Annotated[SandboxConfig | None, BeforeValidator(_sandbox)] = None
+    sandbox: Annotated[SandboxConfig | None, BeforeValidator(_sandbox, SandboxName | SandboxConfig | None)] = None
     """A confined place for each episode's commands and files: `bubblewrap`, another kind, or a group of keys. Workflows
     see it as `tuner.sandbox`. null: none."""
     engine: EngineName = "torch"
@@ -255,7 +262,9 @@ class RolloutSection(Section):
     """Names of models (`*` for any text) whose calls aren't trained, for an agent's side calls."""
     force_disable_toolcalls: bool = False
     """Remove tools from every request, so that replies are text only."""
-    compute_madness_checklist: Annotated[list[OutputCheck], OneOrMore, NoneIsEmpty] = ["nonsense"]
+    compute_madness_checklist: Annotated[
+        list[OutputCheck], BeforeValidator(_checks, OutputCheck | list[OutputCheck] | None)
+    ] = ["nonsense"]
     """Checks of each reply for abnormal output: `nonsense`, `non_ascii`, `format_type_1`, `wrong_toolcall`. [] or null:
     none."""
     agent_madness_termination: bool = True

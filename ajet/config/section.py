@@ -11,14 +11,29 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 MOST = 10**18
 """No count or size is larger; arithmetic with larger numbers leaves what floats and 64 bits hold."""
 LONG_NUMBER = re.compile(r"\s*[+-]?[\d_]{19,}\s*$")
 LONGEST_NAME = 200
-OWN_TYPES = ("number_too_large", "name_not_printable", "name_of_no_folder", "name_like_a_flag", "name_too_long")
+OWN_TYPES = (
+    "number_too_large",
+    "name_not_printable",
+    "name_of_no_folder",
+    "name_like_a_flag",
+    "name_too_long",
+    "template",
+)
 """Errors whose message says more than the type of the key."""
 
 
@@ -118,19 +133,22 @@ def _file_name(value: str) -> str:
     return value
 
 
-def _one_as_list(value: Any) -> Any:
-    """A single value in place of a list."""
-    return [value] if isinstance(value, str) else value
+class _OneOrMore:
+    """Marks a list in whose place a single text may stand."""
 
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def as_list(value: Any) -> Any:
+            return [value] if isinstance(value, str) else value
 
-def _none_as_empty(value: Any) -> Any:
-    """Python's `None`, which YAML reads as text, and null stand for an empty list."""
-    return [] if value is None or value == "None" else value
+        return core_schema.no_info_before_validator_function(as_list, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        listed = handler(schema)
+        return {"anyOf": [listed["items"], listed]}
 
 
 NotBool = BeforeValidator(_refuse_bool)
-OneOrMore = BeforeValidator(_one_as_list)
-NoneIsEmpty = BeforeValidator(_none_as_empty)
+OneOrMore = _OneOrMore()
 
 Int = Annotated[int, NotBool]
 Count = Annotated[int, Field(ge=0), NotBool]

@@ -319,7 +319,7 @@ class GEPAConfig(Section):
     """Search tasks on which a mutation must beat its parent before validation."""
     merges: Count = 5
     """Most merges of two candidates of the front. 0: none."""
-    perfect_score: float = 1.0
+    perfect_score: Real = 1.0
     """A parent that earns this on the whole minibatch isn't mutated."""
 
 

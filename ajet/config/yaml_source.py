@@ -35,7 +35,7 @@ MAX_DEPTH = 40
 NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 TRUE = re.compile(r"^(?:yes|Yes|YES|true|True|TRUE|on|On|ON)$")
 FALSE = re.compile(r"^(?:no|No|NO|false|False|FALSE|off|Off|OFF)$")
-INT = re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0o[0-7_]+|0b[01_]+)$")
+INT = re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0x_*[0-9a-fA-F][0-9a-fA-F_]*|0o_*[0-7][0-7_]*|0b_*[01][01_]*)$")
 FLOAT = re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$")
 INFINITY = re.compile(r"^([-+]?)\.(?:inf|Inf|INF)$")
 NOT_A_NUMBER = re.compile(r"^\.(?:nan|NaN|NAN)$")

@@ -158,6 +158,10 @@ def test_the_json_schema_describes_the_ready_configs(capsys: pytest.CaptureFixtu
     assert validator.is_valid({"ajet": {"rollout": {"num_repeat": "${oc.env:N}"}}, "mine": 1})
     assert not validator.is_valid({"ajet": {"rollout": {"num_repeat": "four"}}})
     assert not validator.is_valid({"ajet": {"rolout": {}}})
+    short = {"sandbox": "bubblewrap", "environment": "gymnasium:CartPole-v1", "compute_madness_checklist": None}
+    lists = {"trainer_common": {"logger": "tensorboard"}, "task_reader": {"fields": {"main_query": "q"}}}
+    assert validator.is_valid({"ajet": {"rollout": short, **lists, "debug": None}})
+    assert not validator.is_valid({"ajet": {"rollout": {"sandbox": "bubblewra"}}})
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.name)

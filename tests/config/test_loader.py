@@ -218,6 +218,11 @@ def test_former_names_of_keys_still_mean_something(folder: Path) -> None:
     assert (both.ajet.rollout.engine, both.ajet.failure_reward.abnormal) == ("torch", "drop")
 
 
+@pytest.mark.parametrize("text", ["0x_", "0o_", "-0b__"])
+def test_a_prefix_without_digits_is_text(folder: Path, text: str) -> None:
+    assert load(folder, "", f"user.x={text}").ajet.user.x == text
+
+
 def test_yaml_features_that_are_allowed(folder: Path) -> None:
     text = """
 base: &base {a: 1, b: 2}
@@ -262,6 +267,35 @@ def test_all_problems_are_said_at_once_in_the_files_order(folder: Path) -> None:
     ]
     assert "experiment.yaml:7: ajet.modell: unknown key\n    did you mean `ajet.model`?" in message
     assert "expected a number (above 0); default: 1.0" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("prompt_tuning.templates={a: {text: x, modle: 1}}", "ajet.prompt_tuning.templates.a.modle: unknown key"),
+        ("prompt_tuning.templates={a: {text: x, modle: 1}}", "its keys: text, file, engine"),
+        ("prompt_tuning.templates={a: {text: x, engine: y}}", "templates.a.engine: 'y' is not allowed"),
+        ("prompt_tuning.templates={a: {text: x, file: y}}", "should have either `text` or `file`"),
+        ("task_judge.parts={a b: {judge: tests}}", "ajet.task_judge.parts.a b: can't be a name here"),
+        ("task_judge.parts={5: {judge: tests}}", "ajet.task_judge.parts.5: can't be a name here"),
+        ("rollout.sandbox=bubblewra", "did you mean `bubblewrap`?"),
+        ("trainer_common.logger=5", "`path/file.py->YourSink` or a list of them"),
+        ("prompt_tuning.gepa.perfect_score=.nan", "nan is not allowed"),
+    ],
+)
+def test_what_is_wrong_with_one_of_several_forms_is_said(folder: Path, override: str, says: str) -> None:
+    message = refused(folder, "", override)
+    assert says in message
+    assert len([line for line in message.splitlines() if line.startswith("command line")]) == 1
+
+
+@pytest.mark.parametrize("more", ["", "  user: {x: '${oc.env:HOME}'}\n"])
+def test_a_block_with_a_number_for_a_name_is_refused(folder: Path, more: str) -> None:
+    assert ": 5: can't be a name here" in refused(folder, f"{more}5: {{a: 1}}\n")
+
+
+def test_a_tool_without_a_name_contradicts_nothing(folder: Path) -> None:
+    assert load(folder, "", "rollout.user_workflow=null", "rollout.agent={tools: [{}]}").ajet.rollout.agent is not None
 
 
 def test_a_group_at_the_top_by_mistake(folder: Path) -> None:
