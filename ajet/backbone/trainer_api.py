@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from ajet.config.interpolation import literal
 from ajet.config.keys import TRAINER_NAMES
 from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.schema.resources import PromptTemplate, PromptTemplateError
@@ -188,7 +189,7 @@ class Trainer:
                 file = keys["task_reader.jsonl_dataset_file.validation.file_path"]
                 keys.setdefault("task_reader.jsonl_dataset_file.training.file_path", file)
         keys.setdefault("experiment_name", None if self._yaml else getattr(agent, "__name__", "run"))
-        overrides = [f"{key}={_as_text(key, value)}" for key, value in keys.items() if value is not None]
+        overrides = [(key, _as_data(key, value)) for key, value in keys.items() if value is not None]
         file = self._yaml or self._empty_yaml()
         try:
             config = load_config(file, overrides, overrides_from="Trainer")
@@ -358,8 +359,8 @@ def _flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
             yield key, value
 
 
-def _as_text(key: str, value: Any) -> str:
-    """A key's value as on the command line. NumPy's numbers and paths are what they stand for."""
+def _as_data(key: str, value: Any) -> Any:
+    """A key's value as plain data. NumPy's numbers and paths are what they stand for."""
 
     def plain(inner: Any) -> Any:
         if isinstance(inner, os.PathLike):
@@ -368,7 +369,7 @@ def _as_text(key: str, value: Any) -> str:
             return inner.tolist()
         raise ConfigError(f"Trainer: {key} is of type {type(inner).__name__}, which no key can hold")
 
-    return json.dumps(value, default=plain)
+    return json.loads(json.dumps(value, default=plain))
 
 
 def _templates(given: PromptTemplate | str | Mapping[str, PromptTemplate | str]) -> dict[str, Any]:
@@ -381,7 +382,7 @@ def _templates(given: PromptTemplate | str | Mapping[str, PromptTemplate | str])
             _ = template.placeholders
         except PromptTemplateError as error:
             raise PromptTemplateError(f"Trainer: {name}: {error}") from None
-    return {name: {"text": template.template, "engine": template.engine} for name, template in templates.items()}
+    return {name: {"text": literal(one.template), "engine": one.engine} for name, one in templates.items()}
 
 
 def _rows(dataset: Any, argument: str) -> Iterator[dict[str, Any]]:
@@ -391,11 +392,8 @@ def _rows(dataset: Any, argument: str) -> Iterator[dict[str, Any]]:
     if isinstance(dataset, str | bytes | Mapping) or not (
         isinstance(dataset, Iterable) or (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"))
     ):
-        part = (
-            f"\n    pass a part of it: {argument}[{next(iter(dataset))!r}]"
-            if isinstance(dataset, Mapping) and dataset
-            else ""
-        )
+        has_parts = isinstance(dataset, Mapping) and dataset
+        part = f"\n    pass a part of it: {argument}[{next(iter(dataset))!r}]" if has_parts else ""
         kind = type(dataset).__name__
         raise UserError(f"{argument} should be a list, generator, data set or data frame, not {kind}{part}")
     items = dataset if isinstance(dataset, Iterable) else (dataset[index] for index in range(len(dataset)))

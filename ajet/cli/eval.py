@@ -117,8 +117,7 @@ def _cells(arguments: Namespace, config: Config, model: str) -> Iterator[Evaluat
     price = Price(arguments.price_input, arguments.price_output) if hosted else Price()
     for file in arguments.tasks or [None]:
         keys = played | (tasks_keys(file) if file is not None else {})
-        more = [f"{key}={json.dumps(value)}" for key, value in keys.items()]
-        made = load_config(arguments.conf, [*arguments.overrides, *more], backbone="debug")
+        made = load_config(arguments.conf, [*arguments.overrides, *keys.items()], backbone="debug")
         name = file.stem if file is not None else "validation"
         yield EvaluationCell.of(
             made, arguments.repeats, model_name=model, tasks_name=name, out=arguments.out, price=price

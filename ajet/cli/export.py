@@ -173,9 +173,10 @@ def _prompt_arguments(kinds: _SubParsersAction[CommandParser]) -> None:
 def _export_prompt(arguments: Namespace) -> str:
     from ajet.backbone.prompt import dump, read_best, write_whole
     from ajet.cli.view import find_experiment
+    from ajet.config.interpolation import literal
 
     best = read_best(find_experiment(arguments.experiment))
-    text = dump({"ajet": {"prompt_tuning": {"templates": best["templates"]}}})
+    text = dump({"ajet": {"prompt_tuning": {"templates": literal(best["templates"])}}})
     target: Path | None = arguments.target
     if target is None:
         return text.rstrip("\n")

@@ -8,7 +8,6 @@ Run it again to resume: what is complete is left as it is.
 
 from __future__ import annotations
 
-import sys
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,25 +47,26 @@ class Stages:
     def __init__(self, arguments: LaunchArguments, rounds: int, backbone: BackboneName) -> None:
         self._arguments, self._rounds, self._backbone = arguments, rounds, backbone
         self._name = self._config("prompt", {}).ajet.experiment_name
-        if self._name == "read_yaml_name":
-            self._name = Path(str(arguments.conf)).stem
         self._config(backbone, {})  # what would end the training is told before the search
 
     def run(self) -> int:
+        from ajet.backbone.prompt import read_best
+        from ajet.config.interpolation import literal
+
         found: dict[str, Any] = {}
         for number in range(1, self._rounds + 1):
             name = self._name if self._rounds == 1 else f"{self._name}-{number}"
             code, search = self._stage("prompt", name, found)
             if code != 0:
                 return code
-            found["prompt_tuning.templates"] = _templates(search)
+            found["prompt_tuning.templates"] = literal(read_best(search)["templates"])
             code, training = self._stage(self._backbone, name, found)
             if code != 0:
                 return code
             found["model.path"] = str((training / "hf").resolve())
         return 0
 
-    def _stage(self, backbone: str, name: str, found: dict[str, Any]) -> tuple[int, Path]:
+    def _stage(self, backbone: BackboneName, name: str, found: dict[str, Any]) -> tuple[int, Path]:
         """One run, unless it is complete. Returns its exit code and folder."""
         from ajet.backbone.launch import launch
         from ajet.observe.experiment import OWN_FOLDER, folder_of
@@ -82,25 +82,19 @@ class Stages:
         stages: tuple[BackboneName, ...] = ("prompt", self._backbone)
         return launch(replace(self._arguments, backbone=backbone, also=stages), config), folder
 
-    def _config(self, backbone: str, keys: dict[str, Any]) -> Config:
-        import json
-
-        from ajet.backbone.launch import known_backbone
+    def _config(self, backbone: BackboneName, keys: dict[str, Any]) -> Config:
         from ajet.config.loader import load_config
 
-        named = known_backbone(backbone)
-        overrides = [*self._arguments.overrides, *(f"{key}={json.dumps(value)}" for key, value in keys.items())]
-        config = load_config(str(self._arguments.conf), overrides, backbone=named)
+        config = load_config(str(self._arguments.conf), [*self._arguments.overrides, *keys.items()], backbone=backbone)
         if config.ajet.experiment_dir != "auto":
             raise ConfigError(
                 "ajet.experiment_dir: `ajet tune` makes several folders\n    use experiment_name and --exp-dir instead"
             )
-        config.ajet.backbone = named
         return config
 
     def _say(self, text: str) -> None:
         if not (self._arguments.options.quiet or self._arguments.options.json):
-            print(text, file=sys.stdout, flush=True)
+            print(text, flush=True)
 
 
 def _is_complete(folder: Path) -> bool:
@@ -108,10 +102,3 @@ def _is_complete(folder: Path) -> bool:
 
     events = read_events(folder / "events.jsonl")
     return bool(events) and events[-1].get("event") == "ended" and events[-1].get("status") == "completed"
-
-
-def _templates(search: Path) -> dict[str, Any]:
-    from ajet.backbone.prompt import read_best
-
-    templates: dict[str, Any] = read_best(search)["templates"]
-    return templates

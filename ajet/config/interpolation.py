@@ -9,6 +9,8 @@ from ajet.config.yaml_source import MAX_BYTES, MAX_VALUES
 from ajet.schema.errors import AjetError
 
 INNERMOST = re.compile(r"\$\{([^${}]*)\}")
+OPENING = re.compile(r"(\\*)\$\{")
+"""The beginning of an interpolation. A backslash before it makes it plain text, and two of them are one."""
 COMPUTED = re.compile(r"\$\{[^{}:]*\$\{")
 
 
@@ -27,6 +29,15 @@ def is_interpolated(value: Any) -> bool:
     if isinstance(value, list):
         return any(is_interpolated(inner) for inner in value)
     return isinstance(value, str) and ("${" in value or value == "???")
+
+
+def literal(value: Any) -> Any:
+    """Plain data as a config has to hold it, so that no `${…}` in its texts is taken for an interpolation."""
+    if isinstance(value, str):
+        return OPENING.sub(r"\1\1\\${", value)
+    if isinstance(value, dict):
+        return {key: literal(inner) for key, inner in value.items()}
+    return [literal(inner) for inner in value] if isinstance(value, list) else value
 
 
 def resolve(tree: dict[str, Any]) -> dict[str, Any]:

@@ -181,18 +181,19 @@ OVERRIDE = re.compile(r"^(?P<new>\+{0,2})(?P<key>[^=\s]+)=(?P<value>.*)$", re.DO
 
 def load_config(
     path: str | Path,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str | tuple[str, Any]] = (),
     *,
     backbone: BackboneName | None = None,
     complete: bool = True,
     overrides_from: str = COMMAND_LINE,
 ) -> Config:
-    """The config of a run. `backbone` overrides the file's. `complete=False`: a workflow need not be named yet.
-    `overrides_from`: what errors say of where the overrides are from."""
+    """The config of a run. An override is a text, or from a program a key and its value. `backbone` overrides the
+    file's. `complete=False`: a workflow need not be named yet. `overrides_from`: what errors say of where the overrides
+    are from."""
     file = Path(path).expanduser()
     _, root = read_yaml_file(file)
     tree: dict[str, Any] = root.plain()
-    sources = Sources(str(path), root, [parse_override(text, tree, overrides_from) for text in overrides])
+    sources = Sources(str(path), root, [parse_override(each, tree, overrides_from) for each in overrides])
     apply_overrides(tree, sources.overrides)
     ignored = [name for name in IGNORED_BLOCKS if name in tree]
     for name in ignored:
@@ -369,8 +370,9 @@ def _picked(resolved: Any, given: Any) -> Any:
     return resolved
 
 
-def parse_override(text: str, tree: dict[str, Any], source: str = COMMAND_LINE) -> Override:
+def parse_override(given: str | tuple[str, Any], tree: dict[str, Any], source: str = COMMAND_LINE) -> Override:
     """Parse one argument. `tree` is the YAML, which tells the user's own blocks."""
+    text = given if isinstance(given, str) else f"{given[0]}={given[1]}"
     if encodable(text) != text:
         raise ConfigError(f"{source}: {printable(text)!r} isn't UTF-8 text\n    check the terminal's encoding")
     match = OVERRIDE.match(text)
@@ -378,7 +380,7 @@ def parse_override(text: str, tree: dict[str, Any], source: str = COMMAND_LINE) 
         raise ConfigError(f"{source}: {text!r} isn't an override\n    write `key=value`, e.g. rollout.num_repeat=8")
     try:
         path = _full_path(text, tuple(match["key"].split(".")), bool(match["new"]), tree)
-        return Override(text, path, _value(match["value"]), source)
+        return Override(text, path, _value(match["value"]) if isinstance(given, str) else given[1], source)
     except ConfigError as error:
         raise ConfigError(f"{source}: {text}: {error}") from None
 

@@ -19,6 +19,7 @@ import pytest
 from ajet import Task, Trainer, rollout
 from ajet.backbone.trainer_api import FinishedRun, RunFailedError, _rows
 from ajet.schema.errors import ConfigError, UserError
+from ajet.schema.resources import read_prompts
 
 SMALL = {
     "data": {"max_prompt_length": 128, "max_response_length": 64},
@@ -178,6 +179,13 @@ def test_paths_and_numpys_numbers_are_values(tmp_path: Path) -> None:
     assert ajet.experiment_dir == str(tmp_path / "runs")
 
 
+def test_texts_are_what_they_are_in_python(tmp_path: Path) -> None:
+    trainer = Trainer({"user.text": "😀\x7f"}, prompt_template="😀 ${question}", exp_dir=tmp_path)
+    ajet = config_of(trainer).ajet
+    assert ajet.user.text == "😀\x7f"
+    assert read_prompts(ajet.prompt_tuning.templates).get().template == "😀 ${question}"
+
+
 @pytest.mark.parametrize("keys", [{"backbone": "verl"}, {"task_runner.wrapper_type": "multi-processing"}])
 def test_what_only_the_program_holds_does_not_run_elsewhere(keys: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"other processes\n    put the agent into a file"):
@@ -236,7 +244,7 @@ def test_a_run_without_metrics_has_a_page_too(tmp_path: Path) -> None:
             r"Trainer \(rollout.num_repat=3\): ajet.rollout.num_repat: unknown key\n.*num_repeat",
         ),
         ({"rollut": {"num_repeat": 3}}, r"Trainer: rollut.num_repeat=3: unknown key"),
-        ({"rollout.num_repeat": "x"}, r"Trainer \(rollout.num_repeat=\"x\"\): .*'x' is not allowed"),
+        ({"rollout.num_repeat": "x"}, r"Trainer \(rollout.num_repeat=x\): .*'x' is not allowed"),
     ],
 )
 def test_a_wrong_key_was_given_to_the_trainer(keys: dict[str, Any], says: str, tmp_path: Path) -> None:

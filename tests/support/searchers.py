@@ -114,5 +114,5 @@ def project(folder: Path, *, algorithm: str = "best_of", tasks: int = 16, **keys
             place = place.setdefault(part, {})
         place[parts[-1]] = value
     yaml = folder / "x.yaml"
-    yaml.write_text(json.dumps({"ajet": config}))  # JSON is YAML
+    yaml.write_text(json.dumps({"ajet": config}, ensure_ascii=False))  # JSON is YAML
     return yaml

@@ -14,9 +14,11 @@ from ajet import PromptTemplate, Trainer, rollout
 from ajet.backbone.prompt.journal import read_best
 from ajet.backbone.trainer_api import RunFailedError
 from ajet.cli.main import main
+from ajet.config import load_config
 from ajet.observe.episode_store import EpisodeStore
 from ajet.prompt_tuning import Request
 from ajet.schema.episode import Episode
+from ajet.schema.resources import read_prompts
 from support.searchers import HERE, project
 
 TRAINING = {
@@ -43,16 +45,21 @@ def test_one_command_searches_then_trains_with_the_best(
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.chdir(tmp_path)
-    conf = project(tmp_path, tasks=8, **TRAINING)
+    conf = project(tmp_path, tasks=8, **TRAINING, prompt_tuning__templates={"solver": r"Solve 😀 for \${question}"})
     assert main(["tune", str(conf), "--rounds", "2"]) in (0, 1)  # 1: equal rewards, nothing was trained
     said = capsys.readouterr().out
     runs = tmp_path / "saved_experiments"
     best = read_best(runs / "x-1-prompt")
+    assert "Solve 😀 for ${question}" in best["templates"]["solver"]["text"]
     trained = episodes(runs / "x-1")
     assert trained and {episode.prompt_version for episode in trained} == {best["version"]}
     assert {episode.weights_version for episode in trained} == {0}
     assert "search: saved_experiments/x-1-prompt" in said and "training: saved_experiments/x-1" in said
     assert "without effect" not in caplog.text, "each stage has its keys"
+    capsys.readouterr()
+    assert main(["export", "prompt", "x-1-prompt", "best.yaml"]) == 0
+    templates = load_config("best.yaml", complete=False).ajet.prompt_tuning.templates
+    assert read_prompts(templates).version == best["version"], "what is exported means the same"
 
 
 @pytest.mark.slow
