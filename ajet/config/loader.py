@@ -9,6 +9,7 @@ Overrides have the form `rollout.num_repeat=8`: keys in full or short form, valu
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -137,7 +138,7 @@ def _existing(
         if holds(Path.is_dir, candidate.parent)
         for entry in candidate.parent.iterdir()
     ]
-    given = Path(text).expanduser()
+    given = Path(os.path.expanduser(text))
     near = nearest(given.name, present)
     fix = f"did you mean `{given.with_name(near)}`?" if near else f"looked in {looked_in(text, [folder])}"
     yield Problem((*place, key), f"no {kind} {_named(text)}", fix)
@@ -190,7 +191,7 @@ def load_config(
     """The config of a run. An override is a text, or from a program a key and its value. `backbone` overrides the
     file's. `complete=False`: a workflow need not be named yet. `overrides_from`: what errors say of where the overrides
     are from."""
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))
     _, root = read_yaml_file(file)
     tree: dict[str, Any] = root.plain()
     sources = Sources(str(path), root, [parse_override(each, tree, overrides_from) for each in overrides])

@@ -3,6 +3,7 @@ user's."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -383,7 +384,7 @@ class Config(Section):
     def experiment_path(self) -> Path:
         """The run's folder (not created)."""
         if self.ajet.experiment_dir != "auto":
-            return Path(self.ajet.experiment_dir).expanduser()
+            return Path(os.path.expanduser(self.ajet.experiment_dir))
         return Path("saved_experiments") / self.ajet.experiment_name
 
     @property

@@ -254,9 +254,10 @@ def _shown(file: str) -> str:
     """The path, relative to the working directory if it is below that."""
     from pathlib import Path  # `ajet --help` needs none
 
-    path = Path(file)
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else file
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except (FileNotFoundError, ValueError):  # a workflow deleted the working folder, or the file is elsewhere
+        return file
 
 
 def address_of(error: BaseException) -> str:

@@ -39,7 +39,7 @@ def find_named(
 
 def likely_places(name: str | Path, base_dirs: Sequence[str | Path] = ()) -> list[Path]:
     """The folders that are searched first, and that messages about a missing file name."""
-    given = Path(name).expanduser()
+    given = Path(os.path.expanduser(name))
     return list(dict.fromkeys(Path(base).resolve() / given for base in (Path.cwd(), *base_dirs)))
 
 
@@ -62,7 +62,7 @@ def holds(check: Callable[[Path], bool], path: Path) -> bool:
 
 
 def _above(name: str | Path, base_dirs: Sequence[str | Path]) -> list[Path]:
-    given = Path(name).expanduser()
+    given = Path(os.path.expanduser(name))
     return [] if given.is_absolute() else [folder / given for folder in folders_above(base_dirs)]
 
 
@@ -100,7 +100,7 @@ def split_import_path(text: str) -> ImportPath:
 
 def find_file(path: str, base_dirs: Sequence[str | Path] = ()) -> Path:
     """The file of code that `path` refers to. An `ImportPathError` names the files that are there instead."""
-    given = Path(path).expanduser()
+    given = Path(os.path.expanduser(path))
     if any(len(os.fsencode(part)) > LONGEST_NAME for part in given.parts):
         raise ImportPathError(f"{path[:60]!r}… can't be a file: its name is too long")
     if (found := find_named(path, base_dirs, Path.is_file)) is not None:
@@ -109,7 +109,7 @@ def find_file(path: str, base_dirs: Sequence[str | Path] = ()) -> Path:
     looked = " or ".join(dict.fromkeys(str(candidate.parent) for candidate in candidates))
     message = f"no file {given.name!r} in {looked}"
     near = [
-        str(neighbour.relative_to(candidate.parent))
+        neighbour.name
         for candidate in candidates
         if candidate.parent.is_dir()
         for neighbour in sorted(candidate.parent.iterdir())
@@ -230,7 +230,7 @@ def _load_file(file: Path) -> ModuleType:
         try:
             with _first_on_path(file.parent), _errors_named(str(file), file):
                 spec.loader.exec_module(module)
-        except ImportPathError:
+        except BaseException:  # also Ctrl-C: the next import begins anew
             del sys.modules[name]
             raise
         return module

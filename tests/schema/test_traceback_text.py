@@ -78,6 +78,14 @@ def test_the_users_line_in_a_group_of_errors(tmp_path: Path, monkeypatch: pytest
     assert "base_events.py" not in condensed(said)
 
 
+def test_a_line_can_be_named_where_the_working_folder_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert user_line('  File "/code/agent.py", line 3, in execute') == "/code/agent.py:3 in execute"
+
+
 def test_without_the_users_code_nothing_is_left_out() -> None:
     said = 'Traceback\n  File "/usr/lib/python3.11/json/x.py", line 3, in load\nE: x'
     assert user_line(said) == ""

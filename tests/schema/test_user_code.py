@@ -121,6 +121,14 @@ def test_a_failed_import_can_be_repeated_after_the_fix(tmp_path: Path) -> None:
     assert load_symbol(f"{file}->Flow").fixed
 
 
+def test_an_interrupted_import_begins_anew(tmp_path: Path) -> None:
+    agent = write(tmp_path / "agent.py", "raise KeyboardInterrupt\nclass Agent: ...")
+    with pytest.raises(KeyboardInterrupt):
+        load_symbol(f"{agent}->Agent")
+    write(agent, "class Agent: ...")
+    assert load_symbol(f"{agent}->Agent").__name__ == "Agent"
+
+
 def test_it_works_without_a_folder_on_the_path(tmp_path: Path) -> None:
     """As in the `ajet` command, whose `sys.path` does not hold the working directory."""
     write(tmp_path / "pack_y" / "flow.py", "from pack_y.helper import N\nclass Flow: n = N")
