@@ -27,10 +27,6 @@ KEY_VARIABLE = "AJET_AGENTOPS_KEY"
 DEFAULT_PORT = 4318
 
 
-class FileError(UserError):
-    """The file can't be written."""
-
-
 def run(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C."""
     parser = CommandParser("ajet agentops", description=__doc__)
@@ -73,7 +69,7 @@ def _to_file(path: Path) -> Sink:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()
     except OSError as error:
-        raise FileError(f"--out {path}: {error.strerror}") from None
+        raise UserError(f"--out {path}: {error.strerror}") from None
 
     async def keep(spans: Sequence[Span]) -> None:
         from ajet.observe.otlp import to_json

@@ -268,5 +268,4 @@ def _last_line(text: str) -> str:
 
 
 def _how(ended: RunEnd) -> str:
-    how = f"{ended.seconds:.0f} s" if not ended.exit_code else f"failed ({ended.exit_code}): {ended.error}"
-    return how
+    return f"{ended.seconds:.0f} s" if not ended.exit_code else f"failed ({ended.exit_code}): {ended.error}"

@@ -57,7 +57,7 @@ async def _chat(arguments: Namespace) -> int:
     model = load_model(config)
     try:
         await model.engine.ready()
-        print(f"{arguments.target}{_given(setting)}. /help lists the commands.")
+        print(printable(f"{arguments.target}{_given(setting)}. /help lists the commands."))
         await _Conversation(config, model, arguments, setting).talk()
     finally:
         await model.engine.aclose()
@@ -137,7 +137,7 @@ class _Conversation:
         return True
 
     def _show_prompt(self) -> None:
-        print(self._setting.system or "(no system message)")
+        print(printable(self._setting.system) or "(no system message)")
         for tool in self._setting.tools:
             print(printable(json.dumps(tool.get("function", tool), ensure_ascii=False)))
 

@@ -21,7 +21,10 @@ NAMES_A_RUN = ("chat", "compare", "diagnose", "export", "report", "serve", "view
 FIXED_WORDS = {
     "completion": ("bash", "zsh", "fish"),
     "config": ("show", "schema", "docs"),
-    "export": ("weights", "episodes"),
+    "env": ("serve",),
+    "export": ("weights", "episodes", "prompt"),
+    "rubrics": ("make",),
+    "store": ("keys",),
     "tasks": ("generate", "check"),
     "vllm": ("serve",),
 }

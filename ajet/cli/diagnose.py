@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 WIDTH = 100
 
 
-class UndiagnosableRunError(UserError):
-    """A run that has recorded nothing, or whose records can't be read."""
-
-
 def run(argv: Sequence[str]) -> int:
     """Print the findings. Exit code 0 if the run is healthy, 1 if something is wrong with it."""
     parser = CommandParser("ajet diagnose", description="Say what is wrong with a run, and which key to change.")
@@ -55,13 +51,11 @@ def findings(experiment: Experiment) -> tuple[int, list[RunFinding]]:
     columns = reading.part(lambda: experiment.metrics(METRICS), nothing)
     evidence = experiment.evidence(Figures(columns), reading)
     if problems := [*filter(None, [columns["problem"]]), *reading.problems]:
-        raise UndiagnosableRunError(
-            "\n    ".join(problems) + "\n    repair or move away what can't be read, and diagnose again"
-        )
+        raise UserError("\n    ".join(problems) + "\n    repair or move away what can't be read, and diagnose again")
     steps = sum(step > 0 for step in columns["steps"])  # 0 is the validation before the first
     recorded = evidence.store.facets().total if evidence.store is not None else 0
     if not steps and not recorded:
-        raise UndiagnosableRunError(
+        raise UserError(
             f"{experiment.path}: no step has ended and no episode is recorded, so there is nothing to diagnose\n"
             "    run.log in that folder says how far the run came"
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import correlation
 from typing import TYPE_CHECKING, Any
 
-from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, TaskDataError
+from ajet.schema.errors import EXIT_FAILED, TaskDataError
 from ajet.schema.printable import printable
 from ajet.system.command_line import CommandParser, fail
 
@@ -82,11 +82,8 @@ def run(argv: Sequence[str]) -> int:
     judge = load_judge(config, config.base_dirs)
     if judge is None:
         return fail("the config has no judge: set ajet.task_judge.judge_type, or judge_protocol")
-    try:
-        with yaml_services(config):
-            judge_rows(judge, rows)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    with yaml_services(config):
+        judge_rows(judge, rows)
     done = [row for row in rows if row.judged is not None]
     if not done:
         return fail(f"the judge gave no score: {rows[0].why}", EXIT_FAILED)

@@ -395,7 +395,7 @@ async def _only_model(address: str) -> str:
     try:
         client = AsyncOpenAI(base_url=address, api_key=os.environ.get("OPENAI_API_KEY") or "none", max_retries=1)
         names = [model.id for model in (await client.models.list()).data]
-    except OpenAIError as error:
+    except (OpenAIError, AttributeError) as error:  # the latter: it answers with a web page
         raise UserError(
             f"--model {address}: {type(error).__name__}: {error}\n    is the server up? {address}"
         ) from None

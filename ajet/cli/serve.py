@@ -128,7 +128,7 @@ def vllm(argv: Sequence[str]) -> int:
         print(shlex.join([*variables, *command]))
         return 0
     _check_python(settings.python)
-    os.execve(command[0], command, {**os.environ, **server_environment(settings)})
+    os.execvpe(command[0], command, {**os.environ, **server_environment(settings)})
 
 
 def _check_python(python: str) -> None:

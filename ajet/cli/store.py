@@ -8,7 +8,6 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ajet.cli.main import interruption
@@ -17,6 +16,7 @@ from ajet.system.command_line import CommandParser
 
 if TYPE_CHECKING:
     from ajet.store.database_store import Database, Retention
+    from ajet.store.server import AccessKey
     from ajet.store.tables import Tables
 
 DEFAULT_PORT = 4747
@@ -25,10 +25,8 @@ DEFAULT_PATH = "store.sqlite"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 KEY_VARIABLE = "AJET_STORE_KEY"
 MOST_GB = 1e9
-
-
-class DurationError(UserError):
-    """The text isn't a duration."""
+LONGEST_S = 36500 * 86400
+"""A century: the calendar can say when it ends."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -165,10 +163,7 @@ async def _change_keys(arguments: Namespace) -> int:
     return 0
 
 
-def _line(key: object) -> str:
-    from ajet.store.server import AccessKey
-
-    assert isinstance(key, AccessKey)
+def _line(key: AccessKey) -> str:
     if key.expires is None:
         end = "no end"
     else:
@@ -181,7 +176,7 @@ def seconds(text: str) -> float:
     """`90s`, `15m`, `12h` or `30d` as seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if found is None:
-        raise DurationError(f"{text!r} is not a length of time: write 90s, 15m, 12h or 30d")
-    with suppress(OverflowError):
-        return float(found[1]) * UNITS[found[2]]
-    raise DurationError(f"{text!r} is too long")
+        raise UserError(f"{text!r} is not a length of time: write 90s, 15m, 12h or 30d")
+    if (length := float(found[1]) * UNITS[found[2]]) > LONGEST_S:
+        raise UserError(f"{text!r} is too long: write at most {LONGEST_S // UNITS['d']}d")
+    return length

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED
+from ajet.schema.errors import EXIT_FAILED
 from ajet.schema.printable import printable
 from ajet.system.command_line import ArgumentError, CommandParser, fail
 
@@ -33,6 +33,9 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse_intermixed_args(argv)
     if arguments.command == "generate" and arguments.out is None:
         raise ArgumentError("generate needs --out FILE: where the tasks go")
+    for flag, path in (("--out", arguments.out), ("--out-validation", arguments.out_validation)):
+        if path is not None and path.is_dir():
+            raise ArgumentError(f"{flag} {path} is a folder: name a file")
 
     from ajet.system.services import yaml_services
     from ajet.task_judge.helper import HelperError
@@ -45,8 +48,6 @@ def run(argv: Sequence[str]) -> int:
             training, validation = read_training_tasks(reader), read_validation_tasks(reader)
     except HelperError as error:
         return fail(f"{error}\n    what was answered so far is kept: run the command again", EXIT_FAILED)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
     if arguments.command == "check":
         return _check(training, validation)
     other = arguments.out_validation or arguments.out.with_name(f"{arguments.out.stem}_validation.jsonl")
@@ -86,8 +87,6 @@ def rubrics(argv: Sequence[str]) -> int:
             found = judge.load_or_write(again=arguments.again)
     except HelperError as error:
         return fail(f"no rubrics were written: {error}", EXIT_FAILED)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
     print(printable(found.as_text()))
     for key, value in found.about.items():
         print(f"  {key.replace('_', ' ')}: {value}")

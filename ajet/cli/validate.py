@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import shlex
 import textwrap
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
@@ -89,8 +90,8 @@ def _check(config: Config, arguments: Namespace, flag: BackboneName | None) -> i
         if not rehearse(config, loaded.training[0], arguments.replies):
             return EXIT_FAILED
         print()
-    command = f"ajet --conf {arguments.conf}" + (f" --backbone={flag}" if flag else "")
-    print(f"{arguments.conf} is valid. To run it: {command}")
+    command = ["ajet", "--conf", arguments.conf, *([f"--backbone={flag}"] if flag else []), *arguments.overrides]
+    print(printable(f"{arguments.conf} is valid. To run it: {shlex.join(command)}"))
     return 0
 
 

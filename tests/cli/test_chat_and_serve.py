@@ -120,6 +120,16 @@ def test_vllm_without_its_python_is_a_users_error() -> None:
     assert "--python" in done.stderr
 
 
+def test_vllm_finds_its_python_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "python-with-vllm"
+    program.write_text('#!/bin/sh\n[ "$1" = -c ] || echo started "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    done = ajet("vllm", "serve", "tiny:qwen2", "--python", program.name)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("started -m vllm")
+
+
 def test_vllm_with_a_python_that_lacks_it_is_a_users_error(tmp_path: Path) -> None:
     bare = tmp_path / "env"
     venv.create(bare, with_pip=False)

@@ -40,9 +40,9 @@ def change(file: Path, **values: Any) -> None:
 
 
 def test_a_model_that_is_fit(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, error = validated(capsys)
+    code, out, error = validated(capsys, "user.name=a b")
     assert (code, error) == (0, "")
-    assert "is valid" in out
+    assert "is valid. To run it: ajet --conf my-agent.yaml model.path=./model 'user.name=a b'\n" in out
 
 
 def test_a_model_without_chat_template_or_end(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

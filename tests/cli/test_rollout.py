@@ -170,6 +170,11 @@ def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], argum
     assert says in capsys.readouterr().err
 
 
+def test_an_address_that_answers_with_a_web_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rollout("--model", Server(answer, get=lambda path: "<html>").url) == 2
+    assert "is the server up?" in capsys.readouterr().err
+
+
 def uses_bash(path: str, body: dict[str, Any], key: str) -> Any:
     """Looks where it is, then answers."""
     last = body["messages"][-1]

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from ajet.cli.main import main
-from ajet.cli.store import DurationError, seconds
+from ajet.cli.store import seconds
+from ajet.schema.errors import UserError
 from ajet.store.client import StoreClient
 from ajet.store.server import KEYS_S
 
@@ -122,8 +123,9 @@ def test_a_closed_pipe_ends_the_command(tmp_path: Path) -> None:
 
 def test_lengths_of_time() -> None:
     assert (seconds("90s"), seconds("15m"), seconds("1.5h"), seconds("30d")) == (90, 900, 5400, 2592000)
-    with pytest.raises(DurationError):
-        seconds("-1s")
+    for wrong in ("-1s", "99999999d", f"{'9' * 400}s"):
+        with pytest.raises(UserError):
+            seconds(wrong)
 
 
 def test_it_needs_no_torch() -> None:
