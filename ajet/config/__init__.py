@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ajet.schema.install import lazily
 
 if TYPE_CHECKING:
     from ajet.config.kinds import BackboneName
@@ -14,18 +15,15 @@ if TYPE_CHECKING:
 __all__ = ["AjetConfig", "BackboneName", "Block", "Config", "Section", "load_config", "make_config"]
 
 # agents and tools on their own look names up in `kinds`, and need no schema
-_HOMES = {
-    "AjetConfig": "root",
-    "BackboneName": "kinds",
-    "Block": "section",
-    "Config": "root",
-    "Section": "section",
-    "load_config": "loader",
-    "make_config": "loader",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazily(
+    __name__,
+    {
+        "AjetConfig": "root",
+        "BackboneName": "kinds",
+        "Block": "section",
+        "Config": "root",
+        "Section": "section",
+        "load_config": "loader",
+        "make_config": "loader",
+    },
+)

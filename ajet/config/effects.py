@@ -18,19 +18,6 @@ from ajet.config.section import Section
 IGNORED_BLOCKS = ("hydra", "defaults")
 """Top-level blocks that old files carry; a config is complete without them."""
 
-FOR_USER_CODE = (
-    "grounding_weight",
-    "judge",
-    "presentation_quality_weight",
-    "rm_weight",
-    "task_judge.alien_llm_model",
-    "task_judge.alien_llm_response_length",
-    "task_reader.deep_finance",
-    "task_reader.options",
-    "user",
-)
-"""Keys for the user's own classes to read."""
-
 _ALL: tuple[BackboneName, ...] = ("debug", "local", "verl", "trinity", "prompt")
 _TRAINING: tuple[BackboneName, ...] = ("local", "verl", "trinity")
 _RAY: tuple[BackboneName, ...] = ("verl", "trinity")

@@ -192,7 +192,7 @@ def load_config(
     file's. `complete=False`: a workflow need not be named yet. `overrides_from`: what errors say of where the overrides
     are from."""
     file = Path(os.path.expanduser(path))
-    _, root = read_yaml_file(file)
+    root = read_yaml_file(file)
     tree: dict[str, Any] = root.plain()
     sources = Sources(str(path), root, [parse_override(each, tree, overrides_from) for each in overrides])
     apply_overrides(tree, sources.overrides)
@@ -270,24 +270,24 @@ def _problems(ajet: AjetConfig, folder: Path, sources: Sources, old_keys: Transl
     return problems
 
 
-def _needed_for_reader(ajet: AjetConfig) -> list[Problem]:
-    reader = ajet.task_reader
-    path: tuple[str, ...] | None = None
-    if ajet.task_runner.wrapper_type == "outside":
-        return []
-    if reader.type in ("jsonl_dataset_file", "dataset_file") and reader.jsonl_dataset_file.training.file_path is None:
-        path = ("ajet", "task_reader", "jsonl_dataset_file", "training", "file_path")
-    if reader.type == "huggingface_dat_repo" and reader.huggingface_dat_repo.dataset_path is None:
-        path = ("ajet", "task_reader", "huggingface_dat_repo", "dataset_path")
-    if reader.type == "harbor" and reader.harbor.training_path is None:
-        place = ("ajet", "task_reader", "harbor", "training_path")
-        return [Problem(place, "is needed by `task_reader.type: harbor`", "name a folder of tasks")]
-    if reader.type == "env_service" and not reader.env_service.env_url:
-        place = ("ajet", "task_reader", "env_service", "env_url")
-        return [Problem(place, "is needed by `task_reader.type: env_service`", "write http://host:port")]
-    if path is None:
-        return []
-    return [Problem(path, f"is needed by `task_reader.type: {reader.type}`", "name a file of tasks")]
+NEEDED_BY_READER = {
+    "jsonl_dataset_file": ("jsonl_dataset_file.training.file_path", "name a file of tasks"),
+    "dataset_file": ("jsonl_dataset_file.training.file_path", "name a file of tasks"),
+    "huggingface_dat_repo": ("huggingface_dat_repo.dataset_path", "name a file of tasks"),
+    "harbor": ("harbor.training_path", "name a folder of tasks"),
+    "env_service": ("env_service.env_url", "write http://host:port"),
+}
+"""`task_reader.type` → the key below `task_reader` without which it has no tasks, and what to do."""
+
+
+def _needed_for_reader(ajet: AjetConfig) -> Iterator[Problem]:
+    kind = ajet.task_reader.type
+    if kind not in NEEDED_BY_READER or ajet.task_runner.wrapper_type == "outside":
+        return
+    key, fix = NEEDED_BY_READER[kind]
+    section, name = section_at(ajet, f"task_reader.{key}")
+    if not section[name]:
+        yield Problem(("ajet", "task_reader", *key.split(".")), f"is needed by `task_reader.type: {kind}`", fix)
 
 
 def _check_top(tree: dict[str, Any], sources: Sources) -> None:

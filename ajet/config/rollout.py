@@ -286,7 +286,7 @@ class RolloutSection(Section):
     weights_folder: str | None = None
     """Where new weights are written for vLLM or SGLang, which must be able to read it. null: `/dev/shm`, or the folder
     for temporary files."""
-    seed: Annotated[int, Field(ge=0), NotBool] = 0
+    seed: Count = 0
     """Seed of everything that is drawn at random while episodes run."""
     deterministic: bool = False
     """Run in lockstep with fixed shapes and keyed random numbers: a run repeats bit for bit, but slower."""

@@ -27,7 +27,7 @@ from ajet.config.section import (
     blocks_within,
 )
 from ajet.config.tasks import TaskJudgeConfig, TaskReaderConfig
-from ajet.config.tuning import PromptTuningConfig, TrainerCommonConfig
+from ajet.config.tuning import PromptTuningConfig, TokenPriceConfig, TrainerCommonConfig
 
 
 class LoraConfig(Section):
@@ -61,15 +61,6 @@ class ModelConfig(Section):
     """Train small adapters instead of all weights."""
 
 
-class HelperPriceConfig(Section):
-    """`ajet.helper.price_per_million`: the price of a million tokens, in any currency; counts towards `max_cost`."""
-
-    input: NonNegative = 0.0
-    """Price of a million prompt tokens."""
-    output: NonNegative = 0.0
-    """Price of a million reply tokens."""
-
-
 class HelperConfig(Section):
     """`ajet.helper`: the model for agents whose target isn't trained, at any OpenAI-compatible endpoint. Readers and
     judges reach it through `ajet.task_judge.helper.HelperModel`; the limits apply to their calls, per process.
@@ -93,7 +84,7 @@ class HelperConfig(Section):
     """Most tokens that these calls may use, prompts and replies together. null: no limit."""
     max_cost: AboveZero | None = None
     """Most that these calls may cost, by `price_per_million`. null: no limit."""
-    price_per_million: HelperPriceConfig = HelperPriceConfig()
+    price_per_million: TokenPriceConfig = TokenPriceConfig()
     """The price of a million tokens, in any currency."""
 
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from ajet.config.judges import JudgePartConfig, LlmJudgeConfig, OpenJudgeConfig, PartName, RubricsConfig
 from ajet.config.kinds import JudgeName, ReaderName
-from ajet.config.section import Block, Count, NotBool, OneOrMore, Positive, Real, Section, Share, Temperature
+from ajet.config.section import Block, Count, OneOrMore, Positive, Real, Section, Share, Temperature
 
 
 class FileConfig(Section):
@@ -125,7 +123,7 @@ class SamplingParamsConfig(Section):
 class DeduplicationParamsConfig(Section):
     """`ajet.task_reader.data_generation.deduplication_filter.params`."""
 
-    similarity_threshold: Annotated[float, Field(ge=0, le=1), NotBool] = 0.8
+    similarity_threshold: Share = 0.8
     """Tasks more similar than this count as one."""
 
 
@@ -265,7 +263,7 @@ class TaskReaderConfig(Section):
     """Shuffle the training tasks anew in each epoch (by `seed`). False: file order."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Choose training tasks by how often they were solved lately."""
-    seed: Annotated[int, Field(ge=0), NotBool] = 0
+    seed: Count = 0
     """Seed of the shuffle and of the curriculum."""
     skip_bad_lines: Count = 0
     """Most bad lines per file to skip; each is logged. More are an error."""

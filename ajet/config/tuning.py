@@ -331,12 +331,12 @@ class BestOfConfig(Section):
 
 
 class TokenPriceConfig(Section):
-    """`ajet.prompt_tuning.budget.price_per_million`: the price of a million tokens of the tuned model."""
+    """What a million tokens cost, in any currency."""
 
     input: NonNegative = 0.0
-    """Price of a million prompt tokens of the tuned model."""
+    """Price of a million prompt tokens."""
     output: NonNegative = 0.0
-    """Price of a million sampled tokens."""
+    """Price of a million reply tokens."""
 
 
 class SearchBudgetConfig(Section):

@@ -98,10 +98,9 @@ class YamlNode:
         return isinstance(self.value, list) and isinstance(key, int) and key < len(self.value)
 
 
-def read_yaml_file(path: Path) -> tuple[str, YamlNode]:
-    """A file's text and its tree."""
-    text = _read_text(path)
-    return text, parse_yaml(text, str(path))
+def read_yaml_file(path: Path) -> YamlNode:
+    """A file's tree."""
+    return parse_yaml(_read_text(path), str(path))
 
 
 def _read_text(path: Path) -> str:

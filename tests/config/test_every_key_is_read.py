@@ -7,17 +7,24 @@ import pytest
 from ajet.config import BackboneName, Config
 from ajet.config.contradictions import TRAINABLE_ENGINES
 from ajet.config.docs import FIRST_KEYS
-from ajet.config.effects import (
-    FOR_USER_CODE,
-    ONLY_ON,
-    ONLY_WITH_ENGINE,
-    entry,
-    given_keys,
-)
+from ajet.config.effects import ONLY_ON, ONLY_WITH_ENGINE, entry, given_keys
 from ajet.config.keys import known_keys
 from ajet.config.kinds import BACKBONES, ENGINES
 from ajet.config.old_keys import OLD_KEYS, Dropped
 from support.config_reads import Node, edges, leaves_read_by, reachable, reads, sources
+
+FOR_USER_CODE = (
+    "grounding_weight",
+    "judge",
+    "presentation_quality_weight",
+    "rm_weight",
+    "task_judge.alien_llm_model",
+    "task_judge.alien_llm_response_length",
+    "task_reader.deep_finance",
+    "task_reader.options",
+    "user",
+)
+"""Keys for the user's own classes to read."""
 
 KEYS = {".".join(path[1:]): key for path, key in known_keys().items() if path[0] == "ajet" and len(path) > 1}
 LEAVES = {name for name, key in KEYS.items() if key.section is None}
