@@ -254,3 +254,37 @@ def test_files_that_are_none(
     assert main(["migrate", str(tmp_path / name)]) == 2
     said = capsys.readouterr().err
     assert says in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "keys"),
+    [
+        (
+            "a.toml",
+            "[orchestrator]\nbatch_size = 512\nrollouts_per_example = 16",
+            {"data.train_batch_size": 32, "rollout.num_repeat": 16},
+        ),
+        (
+            "trl.yaml",
+            "model_name_or_path: m\nper_device_train_batch_size: 64",
+            {"data.train_batch_size": 8, "rollout.num_repeat": 8},
+        ),
+        (
+            "verl.yaml",
+            "algorithm: {norm_adv_by_std_in_grpo: false, adv_estimator: grpo, use_kl_in_reward: true}\n"
+            "actor_rollout_ref: {actor: {use_kl_loss: false}}",
+            {"trainer_common.algorithm.adv_estimator": "drgrpo", "trainer_common.use_kl_loss": True},
+        ),
+        (
+            "verl.yaml",
+            "algorithm: {adv_estimator: rloo, norm_adv_by_std_in_grpo: false}\nactor_rollout_ref: {}",
+            {"trainer_common.algorithm.adv_estimator": "rloo"},
+        ),
+    ],
+)
+def test_keys_that_mean_something_together(tmp_path: Path, name: str, text: str, keys: dict[str, Any]) -> None:
+    """Whatever their order."""
+    file = tmp_path / name
+    file.write_text(text)
+    found = migrate(read(file), file).keys
+    assert {key: found[key] for key in keys} == keys

@@ -31,7 +31,7 @@ def _environment(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tasks(value: Any, given: Mapping[str, Any]) -> int:
-    group = int(given.get("orchestrator.group_size") or 1)
+    group = int(given.get("orchestrator.group_size") or given.get("orchestrator.rollouts_per_example") or 1)
     if int(value) % group:
         raise NotOurs(f"{value} episodes in groups of {group} are no whole number of tasks: set data.train_batch_size")
     return int(value) // group

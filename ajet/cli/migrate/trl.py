@@ -14,16 +14,19 @@ _BATCH = Dropped("data.train_batch_size is the number of tasks, which per_device
 _BY_TOKENS = Dropped("batches are split by tokens")
 _JUDGE = Dropped("a reward is the workflow's, or a judge's; several are parts of a composite: docs/judges.md")
 _LOSS = Dropped("ajet has no such term in its loss")
+TRL_GENERATIONS = 8
+"""Replies to a prompt, where a file doesn't say: another number than our default."""
 
 
-def _tasks(value: Any, given: Mapping[str, Any]) -> int:
-    repeat = given.get("num_generations") or 8
+def _tasks(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    repeat = given.get("num_generations") or TRL_GENERATIONS
     replies = int(value) * int(given.get("gradient_accumulation_steps") or 1)
     if replies % int(repeat):
         raise NotOurs(
             f"{replies} replies in groups of {repeat} are no whole number of tasks: set data.train_batch_size"
         )
-    return replies // int(repeat)
+    unsaid = {} if given.get("num_generations") else {"rollout.num_repeat": TRL_GENERATIONS}
+    return {"data.train_batch_size": replies // int(repeat), **unsaid}
 
 
 def _beta(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +84,7 @@ RULES: dict[str, Rule] = {
     "reward_model_name_or_path": _JUDGE,
     "reward_funcs": _JUDGE,
     "reward_weights": _JUDGE,
-    "per_device_train_batch_size": As("data.train_batch_size", _tasks),
+    "per_device_train_batch_size": As("", _tasks),
     "gradient_accumulation_steps": _BATCH,
     "generation_batch_size": _BATCH,
     "steps_per_generation": _BATCH,

@@ -16,6 +16,12 @@ _CRITIC = Dropped("there is no critic: advantages come from groups of episodes")
 _JUDGE = Dropped("a reward is the workflow's, or a judge's: docs/judges.md")
 _OURS = Dropped("ajet sets it for each run")
 _READER = Dropped("a task reader of ajet's feeds verl: docs/tasks.md")
+_BY_STD = "algorithm.norm_adv_by_std_in_grpo"
+_ESTIMATOR = named(
+    f"{_ALGORITHM}.adv_estimator",
+    {name: name for name in ("grpo", "rloo", "reinforce_plus_plus")},
+    "there is no critic, and algorithm.adv_estimator says how episodes are compared",
+)
 _WORKFLOW = Dropped("the workflow is the agent, and says how an episode goes: docs/workflows.md")
 
 
@@ -46,6 +52,22 @@ def _lora_rank(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     if not value:
         raise NotOurs("0: all weights are trained, as by default")
     return {"model.lora.enabled": True, "model.lora.rank": value}
+
+
+def _estimator(value: Any, given: Mapping[str, Any]) -> Any:
+    return "drgrpo" if value == "grpo" and given.get(_BY_STD) is False else _ESTIMATOR.convert(value, given)
+
+
+def _not_by_std(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    if value is not False:
+        raise NotOurs("true: as grpo does by default")
+    if given.get("algorithm.adv_estimator") in ("rloo", "reinforce_plus_plus"):
+        raise NotOurs("it is about grpo alone")
+    return {f"{_ALGORITHM}.adv_estimator": "drgrpo"}
+
+
+def _kl_loss(value: Any, given: Mapping[str, Any]) -> Any:
+    return True if given.get("algorithm.use_kl_in_reward") is True else value
 
 
 def _only(wanted: Any, new: Mapping[str, Any], why: str) -> As:
@@ -86,7 +108,7 @@ RULES: dict[str, Rule] = {
     f"{_ACTOR}.shuffle": _OURS,
     f"{_ACTOR}.strategy": _OURS,
     f"{_ACTOR}.entropy_coeff": f"{_ALGORITHM}.entropy_coef",
-    f"{_ACTOR}.use_kl_loss": f"{_COMMON}.use_kl_loss",
+    f"{_ACTOR}.use_kl_loss": As(f"{_COMMON}.use_kl_loss", _kl_loss),
     f"{_ACTOR}.kl_loss_coef": f"{_COMMON}.kl_loss_coef",
     f"{_ACTOR}.kl_loss_type": f"{_COMMON}.kl_loss_type",
     f"{_ACTOR}.clip_ratio": As("", _clip),
@@ -165,15 +187,9 @@ RULES: dict[str, Rule] = {
     f"{_ROLLOUT}.log_prob_micro_batch_size": _BY_TOKENS,
     f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": _BY_TOKENS,
     "actor_rollout_ref.ref.": Dropped("the reference is computed as the actor is"),
-    "algorithm.adv_estimator": named(
-        f"{_ALGORITHM}.adv_estimator",
-        {name: name for name in ("grpo", "rloo", "reinforce_plus_plus")},
-        "there is no critic, and algorithm.adv_estimator says how episodes are compared",
-    ),
+    "algorithm.adv_estimator": As(f"{_ALGORITHM}.adv_estimator", _estimator),
     "algorithm.gamma": "rollout.gamma",
-    "algorithm.norm_adv_by_std_in_grpo": _only(
-        False, {f"{_ALGORITHM}.adv_estimator": "drgrpo"}, "true: as grpo does by default"
-    ),
+    _BY_STD: As("", _not_by_std),
     "algorithm.use_kl_in_reward": _only(True, {f"{_COMMON}.use_kl_loss": True}, "false: as by default on verl"),
     "algorithm.filter_groups.enable": _only(
         True, {f"{_ALGORITHM}.zero_variance_groups": "resample"}, "false: such groups are skipped"
