@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from typing import Any
 
 from ajet.environment.environment import (
@@ -38,6 +39,8 @@ KEPT_EVENTS = 1000
 """How many events of an episode are recorded; the rest are counted."""
 KEPT_CHARS = 500
 """How much of an action or observation is recorded: enough to recognise it. The calls hold the whole text."""
+END_S = 5.0
+"""How long what an environment still awaits at its end may take to be cancelled."""
 
 
 class LeasedEnvironment:
@@ -243,16 +246,33 @@ class _OwnLoop:
             return value
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="ajet-environment", daemon=True).start()
+            threading.Thread(target=self._run, args=(self._loop,), name="ajet-environment", daemon=True).start()
 
         async def wait() -> Any:
             return await value
 
-        return asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
+        except CancelledError:
+            raise EnvironmentFault("the environment was closed before it answered") from None
 
     def close(self) -> None:
+        """End it, with all that still runs on it, so that nobody waits for an answer that can't come."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        loop.run_forever()
+        loop.close()
+
+    @staticmethod
+    async def _end() -> None:
+        if unfinished := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in unfinished:
+                task.cancel()
+            await asyncio.wait(unfinished, timeout=END_S)
+        asyncio.get_running_loop().stop()
 
 
 def _beginning(text: str) -> str:

@@ -92,6 +92,21 @@ def test_closing_from_another_thread_ends_a_lease_whose_step_hangs(tmp_path: Pat
     assert (tmp_path / "log").read_text() == "reset\nclose\n"
 
 
+def test_a_step_that_awaits_for_ever_is_told_when_its_lease_is_closed(tmp_path: Path) -> None:
+    env = lease("AsyncCounter", log=str(tmp_path / "log")).open()
+
+    async def scene() -> None:
+        step = asyncio.create_task(env.astep("wait"))
+        while not (tmp_path / "log").read_text().endswith("waits\n"):
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(env.close)
+        with pytest.raises(EnvironmentFault, match="closed before it answered"):
+            await step
+
+    asyncio.run(scene())
+    assert env.record.events[-1].error
+
+
 def test_a_lease_closed_while_it_opens_ends_when_it_is_open(tmp_path: Path) -> None:
     source = find_source(EnvironmentSettings(f"{FILE}->Counter", options={"log": str(tmp_path / "log")}))
     env = LeasedEnvironment(source, Task(), "e-1")

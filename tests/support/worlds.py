@@ -67,7 +67,9 @@ class AsyncCounter(Counter):
         return super().reset(task)
 
     async def step(self, action: Any) -> Any:
-        await asyncio.sleep(0)
+        if action == "wait":
+            self._write("waits")
+            await asyncio.sleep(600)
         return super().step(action)
 
     async def close(self) -> None:
