@@ -96,7 +96,7 @@ def fitting_action(space: Any, reply: str, names: Mapping[str, int]) -> Any:
         value = int(numbers[-1])
     else:
         value = _structured(space, text)
-    if not _contains(space, value):
+    if not space.contains(value):
         raise SpaceError(f"{value_text(value)[:60]} is outside of what is allowed")
     return value
 
@@ -153,11 +153,14 @@ def _value(space: Any, given: Any) -> Any:
             raise SpaceError(f"a list of {_shape(space.shape)} numbers is needed") from None
         if not np.isfinite(array).all():
             raise SpaceError("the numbers must be finite")
-        if space.dtype.kind in "iu" and (array != np.round(array)).any():
-            raise SpaceError("whole numbers are needed")
+        if space.dtype.kind in "iu":
+            limits = np.iinfo(space.dtype)  # beyond them, a number would become another: 257 would be 1 in 8 bits
+            if (array != np.round(array)).any() or (array < limits.min).any() or (array > limits.max).any():
+                raise SpaceError(f"whole numbers from {limits.min} to {limits.max} are needed")
         return array.astype(space.dtype)
     if kind == "Discrete":
-        if isinstance(given, bool) or not isinstance(given, int | float) or given != int(given):
+        whole = isinstance(given, int) or (isinstance(given, float) and given.is_integer())
+        if isinstance(given, bool) or not whole:
             raise SpaceError(f"{given!r:.60} is not a whole number")
         return int(given)
     if kind == "Tuple":
@@ -169,10 +172,6 @@ def _value(space: Any, given: Any) -> Any:
             raise SpaceError(f"a JSON object with the keys {', '.join(space.spaces)} is needed")
         return {name: _value(part, given[name]) for name, part in space.spaces.items()}
     return given
-
-
-def _contains(space: Any, value: Any) -> bool:
-    return bool(space.contains(value))
 
 
 def plain_value(value: Any) -> Any:
