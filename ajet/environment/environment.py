@@ -98,6 +98,12 @@ NOTHING_OBSERVED = "(The environment answered with nothing.)"
 """The message that replaces an empty observation: an empty message helps no model."""
 
 
+def observed(observation: Observation) -> Observation:
+    """An observation, or `NOTHING_OBSERVED` in place of an empty one. 0 and False are something."""
+    empty = observation is None or (isinstance(observation, str | list | dict) and not observation)
+    return NOTHING_OBSERVED if empty else observation
+
+
 def action_message(action: Action) -> dict[str, Any]:
     """An action as an assistant message with text as its content."""
     if isinstance(action, str):

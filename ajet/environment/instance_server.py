@@ -11,17 +11,17 @@ import resource
 import socket
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ajet.environment.environment import (
-    NOTHING_OBSERVED,
     EnvironmentSettings,
     EnvironmentSource,
     action_message,
     find_source,
     observation_messages,
+    observed,
 )
 from ajet.environment.gymnasium_environment import plain_value
 from ajet.environment.leased import LeasedEnvironment
@@ -48,8 +48,7 @@ def serve_instance(source: EnvironmentSource, channel: socket.socket) -> None:
             else:
                 assert lease is not None
                 answer = _answered(lambda: _asked(lease, request))  # noqa: B023
-            plain = json.loads(json.dumps(answer, default=plain_value))
-            channel.sendall(json.dumps(encodable_values(plain)).encode() + b"\n")
+            channel.sendall(answer)
     except ConnectionError:
         return  # the server has ended this instance, or itself
     finally:
@@ -68,25 +67,27 @@ def _created(lease: LeasedEnvironment, request: dict[str, Any]) -> dict[str, Any
     info: dict[str, Any] = {"instance_id": lease.episode_uuid, "task_id": request["task"]["task_id"]}
     if lease.tools:
         info["tools"] = list(lease.tools)
-    return {"state": observation_messages(lease.observation or NOTHING_OBSERVED), "info": info}
+    return {"state": observation_messages(observed(lease.observation)), "info": info}
 
 
 def _asked(lease: LeasedEnvironment, request: dict[str, Any]) -> Any:
     if request["do"] == "step":
         observation, reward, done, info = lease.step(action_message(request["action"]))
-        state = observation_messages(observation or NOTHING_OBSERVED)
+        state = observation_messages(observed(observation))
         return {"state": state, "reward": reward, "is_terminated": done, "info": info}
     if request["do"] == "evaluate":
         return lease.evaluate(params=request["params"])
     return lease.info()
 
 
-def _answered(work: Any) -> dict[str, Any]:
-    """The answer to a request: `data`, or an error. An exception of the environment fails only its request."""
+def _answered(work: Callable[[], Any]) -> bytes:
+    """The line that answers a request: `data`, or an error. An exception of the environment, or an answer of it that
+    has no JSON form, fails only its request."""
     try:
-        return {"data": work()}
+        answer = json.dumps({"data": work()}, default=plain_value)
     except Exception:  # noqa: BLE001 - user code may raise anything; the client is told
-        return {"error": traceback.format_exc()[-TRACEBACK_CHARS:]}
+        answer = json.dumps({"error": traceback.format_exc()[-TRACEBACK_CHARS:]})
+    return json.dumps(encodable_values(json.loads(answer))).encode() + b"\n"
 
 
 class InstanceServer(ForkingServer):

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ajet.environment.environment import (
-    NOTHING_OBSERVED,
     Action,
     Environment,
     EnvironmentSettings,
@@ -25,6 +24,7 @@ from ajet.environment.environment import (
     checked_reward,
     checked_step,
     observation_text,
+    observed,
 )
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError
 from ajet.schema.printable import encodable_values
@@ -101,14 +101,12 @@ class ServiceClient:
             raise EnvironmentFault(f"{where} answered {data!r:.80}, not an object with `state` and `is_terminated`")
         state, info, done = data["state"], data.get("info"), data["is_terminated"]
         if isinstance(state, list) and state and isinstance(state[0], list):
-            observation: Any = state[0]  # a nested state is meant to be seen as messages
+            observation: Any = observed(state[0])  # a nested state is meant to be seen as messages
         else:
-            observation = observation_text(state) if state else ""
+            observation = observed(observation_text(observed(state)))
         reward = data.get("reward")  # may be null: then the step has none, and `/evaluate` has the last word
         reward = 0.0 if reward is None else reward
-        return checked_step(
-            StepResult(observation or NOTHING_OBSERVED, reward, done, info if isinstance(info, dict) else {}), where
-        )
+        return checked_step(StepResult(observation, reward, done, info if isinstance(info, dict) else {}), where)
 
     def evaluate(self, instance_id: str, params: Mapping[str, Any]) -> float:
         """The reward of the instance's episode. No action of the model explains an invalid answer."""
@@ -274,7 +272,7 @@ class ServiceEnvironment(Environment):
         env_type = task.env_type or self._env_type
         instance = self._client.create(env_type, task.task_id, self._instance_id, params)
         self.tools = described_tools(instance.info.get("tools"))
-        return instance.state or NOTHING_OBSERVED
+        return observed(instance.state)
 
     def step(self, action: Action) -> StepResult:
         return self._client.step(self._instance_id, action_message(action))

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ajet.environment.environment import EnvironmentSettings, find_source
+from ajet.environment.environment import NOTHING_OBSERVED, EnvironmentSettings, find_source
 from ajet.environment.instances import InstanceLimits
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.server import EnvironmentServer
@@ -97,11 +97,28 @@ def test_an_error_in_the_environment_ends_its_request_and_nothing_else() -> None
     async def scene(server: EnvironmentServer) -> None:
         def episode() -> None:
             env = lease(server).open()
-            for said, complaint in (("raise", "KeyError: 'mine'"), ("nan", "not nan"), ("text", "not a StepResult")):
+            for said, complaint in (
+                *(("raise", "KeyError: 'mine'"), ("nan", "not nan"), ("text", "not a StepResult")),
+                ("keys", "keys must be str.* not tuple"),
+            ):
                 with pytest.raises(EnvironmentFault, match=complaint) as caught:
                     env.step(said)
                 assert not isinstance(caught.value, EnvironmentUnavailableError)
             assert env.step("one").observation == "1"
+            env.close()
+
+        await asyncio.to_thread(episode)
+
+    serve(scene)
+
+
+def test_what_is_observed_may_be_a_number_or_have_no_truth_value() -> None:
+    async def scene(server: EnvironmentServer) -> None:
+        def episode() -> None:
+            env = lease(server).open()
+            assert env.step("zero").observation == "0"
+            assert "several" in env.step("array").observation
+            assert env.step("nothing").observation == NOTHING_OBSERVED
             env.close()
 
         await asyncio.to_thread(episode)

@@ -12,6 +12,16 @@ from ajet.environment import Environment, StepResult
 from ajet.schema.task import Task
 
 
+class Several:
+    """Like an array of numpy's: it is neither true nor false."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("ambiguous")
+
+    def __str__(self) -> str:
+        return "several"
+
+
 class Counter(Environment):
     """Counts to three; the reward is 0.25 for each step. What the agent says may make it misbehave."""
 
@@ -46,6 +56,10 @@ class Counter(Environment):
             return StepResult(said, 0.0, False, {said: said})
         if said == "text":
             return "only text"
+        if said == "keys":
+            return StepResult("?", 0.0, False, {(0, 1): "no JSON object has such a key"})
+        if said in ("zero", "array", "nothing"):
+            return StepResult({"zero": 0, "array": Several(), "nothing": None}[said])
         if said == "hang":
             time.sleep(600)
         if said == "exit":
