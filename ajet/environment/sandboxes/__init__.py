@@ -80,13 +80,8 @@ def _submit(work: Coroutine[Any, Any, T]) -> Future[T]:
 
 
 async def on_host(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, which runs on the sandboxes' thread. Cancelling it cancels the work, and waits for its end."""
-    running = _submit(work)
-    try:
-        return await asyncio.wrap_future(running)
-    except asyncio.CancelledError:
-        running.cancel()
-        raise
+    """Await `work`, which runs on the sandboxes' thread. Cancelling it cancels the work."""
+    return await asyncio.wrap_future(_submit(work))
 
 
 def run_on_host(work: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -132,11 +127,14 @@ class Hosted:
         if relay is not None:
             relay.stop = running.cancel
         try:
-            return await asyncio.wrap_future(running)
+            result = await asyncio.wrap_future(running)
         except asyncio.CancelledError:
-            if relay is not None and relay.failure is not None:
-                raise relay.failure from None
-            raise
+            if relay is None or relay.failure is None:
+                raise
+            raise relay.failure from None
+        if relay is not None and relay.failure is not None:  # the command had ended before its output was taken
+            raise relay.failure
+        return result
 
     async def read(self, path: str) -> bytes:
         return await on_host(self._inner.read(path))
@@ -211,7 +209,11 @@ class open_sandbox:
 
     async def _open(self) -> Sandbox:
         sandbox = _made(self._settings, self._gateway_url)
-        await on_host(sandbox.start())
+        try:
+            await on_host(sandbox.start())
+        except asyncio.CancelledError:
+            _submit(sandbox.close())  # it may have been ready before anybody here could take it
+            raise
         return Hosted(sandbox)
 
 
@@ -299,6 +301,7 @@ def _regular_files(archive: IO[bytes], left_behind: Sequence[str]) -> bytes:
     """What may be taken over of an archive that was made in the agent's sandbox: nothing in it is to be trusted."""
     kept = io.BytesIO()
     now, total = int(time.time()), 0
+    regular: dict[str, tarfile.TarInfo] = {}
     try:
         with tarfile.open(fileobj=archive, mode="r:") as given, tarfile.open(fileobj=kept, mode="w") as taken:
             for count, member in enumerate(given):
@@ -307,15 +310,18 @@ def _regular_files(archive: IO[bytes], left_behind: Sequence[str]) -> bytes:
                     raise UnusableResultError(f"the agent left more than {MOST_ENTRIES} files and folders")
                 if len(name) > LONGEST_PATH:
                     raise UnusableResultError(f"the agent left a path of more than {LONGEST_PATH} characters")
-                if not member.isreg() or name.startswith(("/", "..")) or any(_meet(name, path) for path in left_behind):
+                if member.isreg():
+                    regular[member.name] = member
+                file = regular.get(member.linkname if member.islnk() else member.name)  # a file may have several names
+                if file is None or name.startswith(("/", "..")) or any(_meet(name, path) for path in left_behind):
                     continue
-                total += member.size  # of a sparse file, what it would become
+                total += file.size  # of a sparse file, what it would become
                 if total > MOST_BYTES:
                     raise UnusableResultError(f"the agent's files are larger than {MOST_BYTES >> 20} MB")
                 plain = tarfile.TarInfo(name)
-                plain.size, plain.mtime = member.size, min(max(int(member.mtime), 0), now)
-                plain.mode = 0o755 if member.mode & 0o100 else 0o644
-                taken.addfile(plain, given.extractfile(member))
+                plain.size, plain.mtime = file.size, min(max(int(file.mtime), 0), now)
+                plain.mode = 0o755 if file.mode & 0o100 else 0o644
+                taken.addfile(plain, given.extractfile(file))
     except (tarfile.TarError, ValueError, OverflowError, EOFError, OSError) as error:
         raise UnusableResultError(f"the agent's files can't be read: {error}") from None
     return kept.getvalue()

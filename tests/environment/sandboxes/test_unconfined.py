@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
-from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
+from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, check_sandbox, fresh_copy, open_sandbox
 from ajet.schema.errors import TaskDataError
 from ajet.task_runner.environments import of_task
+from support.waiting import wait_until
 
 SETTINGS = SandboxSettings(kind="none", network="host", exec_seconds=20)
 
@@ -48,6 +51,46 @@ def test_commands_that_cant_be_started_leave_nothing_open() -> None:
 
     before, after = asyncio.run(main())
     assert after <= before
+
+
+def test_one_that_is_ready_just_as_its_opening_is_cancelled_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    async def main() -> None:
+        opening = asyncio.ensure_future(open_sandbox(SETTINGS))
+        await asyncio.sleep(0)
+        wait_until(lambda: any(tmp_path.iterdir()))  # and this loop knows nothing of it
+        opening.cancel()
+        await asyncio.wait([opening])
+        assert opening.cancelled()
+
+    asyncio.run(main())
+    wait_until(lambda: not any(tmp_path.iterdir()))
+
+
+def test_what_the_callers_function_raises_counts_after_the_command_has_ended() -> None:
+    def fails(chunk: bytes) -> None:
+        time.sleep(0.3)
+        raise KeyError("mine")
+
+    async def main() -> None:
+        async with open_sandbox(SETTINGS) as sandbox:
+            await sandbox.exec("echo one", on_output=fails)
+
+    with pytest.raises(KeyError, match="mine"):
+        asyncio.run(main())
+
+
+def test_a_result_has_each_name_of_a_file_but_no_links_to_others() -> None:
+    async def main() -> str:
+        async with open_sandbox(SETTINGS) as sandbox:
+            await sandbox.exec("echo 1 > first; chmod +x first; ln first second; ln -s first third; ln third fourth")
+            async with fresh_copy(sandbox) as copy:
+                return (await copy.exec("cat first second; ls; test -x second && echo runs")).stdout.decode()
+
+    assert asyncio.run(main()).split() == ["1", "1", "first", "second", "runs"]
 
 
 def test_background_processes_can_be_ended() -> None:
