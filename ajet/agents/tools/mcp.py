@@ -191,12 +191,13 @@ class _Connection:
 
     async def close(self) -> None:
         self._stop.set()
-        try:
-            await asyncio.wait_for(self._task, CLOSE_S)
-        except (TimeoutError, asyncio.CancelledError):
+        await asyncio.wait([self._task], timeout=CLOSE_S)
+        if not self._task.done():
             log.warning("an MCP server's connection did not close within %g s, and was cut", CLOSE_S)
-        except Exception:  # the server is gone: nothing is left to close
-            log.debug("an MCP server ended before its connection", exc_info=True)
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=CLOSE_S)
+        elif not self._task.cancelled() and (error := self._task.exception()):  # nothing is left to close
+            log.debug("an MCP server ended before its connection", exc_info=error)
 
 
 class McpTool(StatelessTool):

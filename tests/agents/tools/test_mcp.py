@@ -9,14 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ajet.agents.tools import ToolResult, Toolset, ToolSetupError, make_tools
+from ajet.agents.tools.mcp import McpServer
 
 pytest.importorskip("mcp")
 PYTHON = sys.executable
@@ -164,6 +166,32 @@ def test_a_server_that_means_no_good(
         server.shutdown()
     assert b"host: localhost" not in b"".join(asked).lower() and sent < 1 << 24
     assert ("127.0.0.1 sent more than" in caplog.text) == (said == "did not answer within")
+
+
+def test_an_end_that_is_cancelled_while_a_server_closes_stays_cancelled() -> None:
+    class Slow(McpServer):
+        @asynccontextmanager
+        async def session(self) -> AsyncIterator[Any]:
+            yield SimpleNamespace(list_tools=self.list_tools)
+            closing.set()
+            await asyncio.sleep(60)
+
+        async def list_tools(self, cursor: Any) -> Any:
+            return SimpleNamespace(tools=[], nextCursor=None)
+
+    async def use() -> None:
+        async with Toolset([Slow(command="x")]):
+            pass
+
+    async def main() -> None:
+        using = asyncio.create_task(use())
+        await closing.wait()
+        using.cancel()
+        await asyncio.wait([using])
+        assert using.cancelled()
+
+    closing = asyncio.Event()
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(
