@@ -81,7 +81,6 @@ class Agent:
         """`tools`: tools, functions, or their specifications as `make_tools` takes them. `format`: how the model calls
         them; `auto`: natively, unless its function has no argument `tools`. `sampling`: passed to the model with each
         call.
-        with each call.
         """
         _check("name", name, str)
         _check("system_prompt", system_prompt or "", str)
@@ -290,7 +289,9 @@ class Agent:
         arguments = {**self.sampling, **request}
         if self.limits.max_tokens is not None:
             left = self.limits.max_tokens - run.trajectory.usage.output_tokens
-            arguments["max_tokens"] = max(1, min(left, arguments.get("max_tokens") or left))
+            # OpenAI's API takes one of the two, and which one it is depends on the model
+            limit = "max_completion_tokens" if "max_completion_tokens" in arguments else "max_tokens"
+            arguments[limit] = max(1, min(left, arguments.get(limit) or left))
         if (self.one_call_per_step or not self.parallel_tool_calls) and arguments.get("tools"):
             arguments["parallel_tool_calls"] = False
         started = time.monotonic()

@@ -161,6 +161,14 @@ def test_a_model_that_never_finishes(limits: dict[str, Any], reason: StopReason)
     assert trajectory.usage.output_tokens == 30 and trajectory.usage.input_tokens == 300
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_each_call_may_use_what_is_left_of_the_tokens_under_the_name_that_the_model_takes(name: str) -> None:
+    model = Scripted(asks(call("calculator", {"expression": "1"})), usage=(100, 10))
+    run(ReActAgent(tools=["calculator"], max_tokens=25, sampling={name: 20}), model)
+    sent = [{key: value for key, value in request.items() if "_tokens" in key} for request in model.requests]
+    assert sent == [{name: 20}, {name: 15}, {name: 5}]
+
+
 def test_a_model_that_never_answers_is_stopped_by_the_clock() -> None:
     async def silent(messages: Any, **_: Any) -> str:
         await asyncio.Event().wait()
