@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ajet.agents.tools.function_tool import FunctionTool, tool
 from ajet.agents.tools.registry import ToolRegistry, get_global_tool_registry, make_tools, register_tool
 from ajet.agents.tools.tool import (
@@ -15,14 +13,7 @@ from ajet.agents.tools.tool import (
     ToolSetupError,
     ToolSource,
 )
-from ajet.agents.tools.toolset import Toolset
-from ajet.schema.install import lazily
-
-if TYPE_CHECKING:
-    from ajet.agents.tools.toolset import schemas_of as schemas_of
-    from ajet.agents.tools.toolset import tool_schema as tool_schema
-    from ajet.agents.tools.toolset import type_of as type_of
-
+from ajet.agents.tools.toolset import Toolset, schemas_of, tool_schema, type_of
 
 __all__ = [
     "FunctionTool",
@@ -38,14 +29,8 @@ __all__ = [
     "get_global_tool_registry",
     "make_tools",
     "register_tool",
+    "schemas_of",
     "tool",
+    "tool_schema",
+    "type_of",
 ]
-
-__getattr__ = lazily(
-    __name__,
-    {
-        "schemas_of": "toolset",
-        "tool_schema": "toolset",
-        "type_of": "toolset",
-    },
-)

@@ -23,6 +23,7 @@ from typing import IO, Any, Protocol, TypeVar
 from ajet.config.kinds import SANDBOXES, load
 from ajet.environment.sandboxes.sandbox import (
     Command,
+    Confined,
     ExecResult,
     Input,
     OnOutput,
@@ -92,7 +93,7 @@ def run_on_host(work: Coroutine[Any, Any, T], seconds: float) -> T:
 class Hosted:
     """A `Sandbox` in front of one that lives on the sandboxes' thread."""
 
-    def __init__(self, inner: Sandbox) -> None:
+    def __init__(self, inner: Confined) -> None:
         self._inner = inner
 
     @property
@@ -217,7 +218,7 @@ class open_sandbox:
         return Hosted(sandbox)
 
 
-class _Startable(Sandbox, Protocol):
+class _Startable(Confined, Protocol):
     async def start(self) -> None: ...
 
 

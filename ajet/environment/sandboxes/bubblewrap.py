@@ -38,7 +38,6 @@ from ajet.environment.sandboxes.sandbox import (
     Input,
     OnOutput,
     Output,
-    Sandbox,
     SandboxError,
     SandboxSettings,
     arguments_of,
@@ -61,7 +60,7 @@ _ERRORS = {
 
 
 class BubblewrapSandbox:
-    """See `ajet.environment.sandboxes.sandbox.Sandbox`."""
+    """See `ajet.environment.sandboxes.sandbox.Confined`."""
 
     @staticmethod
     def check(settings: SandboxSettings) -> None:
@@ -253,12 +252,6 @@ class BubblewrapSandbox:
         with contextlib.suppress(OSError, BlockingIOError):
             text = os.read(self._said, 4096).decode(errors="replace").strip()
         return f"the sandbox ended{': ' + text if text else ''}"
-
-    async def __aenter__(self) -> Sandbox:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 class _Call:

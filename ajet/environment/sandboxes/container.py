@@ -32,7 +32,6 @@ from ajet.environment.sandboxes.sandbox import (
     Input,
     OnOutput,
     Output,
-    Sandbox,
     SandboxError,
     SandboxSettings,
     arguments_of,
@@ -54,7 +53,7 @@ _FIRST = "echo ready; while read -r line; do (:); done"
 
 
 class ContainerSandbox:
-    """See `ajet.environment.sandboxes.sandbox.Sandbox`. Used on the sandboxes' thread (`host.py`) only."""
+    """See `ajet.environment.sandboxes.sandbox.Confined`. Used on the sandboxes' thread (`host.py`) only."""
 
     @staticmethod
     def check(settings: SandboxSettings) -> None:
@@ -302,12 +301,6 @@ class ContainerSandbox:
                 if stream is not None:
                     with contextlib.suppress(BrokenPipeError):
                         stream.close()
-
-    async def __aenter__(self) -> Sandbox:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 def run_arguments(settings: SandboxSettings, name: str, profile: str) -> list[str]:

@@ -24,7 +24,6 @@ from ajet.environment.sandboxes.sandbox import (
     Input,
     Kept,
     OnOutput,
-    Sandbox,
     SandboxError,
     SandboxSettings,
     arguments_of,
@@ -56,7 +55,7 @@ _swept = {"at": float("-inf")}
 
 
 class KubernetesSandbox:
-    """See `ajet.environment.sandboxes.sandbox.Sandbox`. Used on the sandboxes' thread (`host.py`) only."""
+    """See `ajet.environment.sandboxes.sandbox.Confined`. Used on the sandboxes' thread (`host.py`) only."""
 
     workspace = WORKSPACE
     gateway_url = None
@@ -246,12 +245,6 @@ class KubernetesSandbox:
     def kill(self) -> None:
         with contextlib.suppress(SandboxError, TimeoutError):  # the pod's own deadline ends it
             run_on_host(self.close(), END_S)
-
-    async def __aenter__(self) -> Sandbox:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 async def _within(work: Coroutine[Any, Any, None], seconds: float) -> None:

@@ -121,8 +121,8 @@ class ExecResult:
     """Some output was dropped: it was longer than `output_bytes`."""
 
 
-class Sandbox(Protocol):
-    """An async context manager, made by `open_sandbox`, that closes it. Can be used from any event loop."""
+class Confined(Protocol):
+    """What a sandbox does, of whatever kind. Used on the sandboxes' thread only."""
 
     @property
     def workspace(self) -> str:
@@ -170,6 +170,10 @@ class Sandbox(Protocol):
 
     def kill(self) -> None:
         """`close`, from any thread, and without an event loop. May take a moment."""
+
+
+class Sandbox(Confined, Protocol):
+    """An async context manager, made by `open_sandbox`, that closes it. Can be used from any event loop."""
 
     async def __aenter__(self) -> Sandbox: ...
 

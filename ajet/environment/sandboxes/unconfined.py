@@ -23,7 +23,6 @@ from ajet.environment.sandboxes.sandbox import (
     Input,
     OnOutput,
     Output,
-    Sandbox,
     SandboxError,
     SandboxSettings,
     arguments_of,
@@ -32,7 +31,7 @@ from ajet.environment.sandboxes.sandbox import (
 
 
 class UnconfinedSandbox:
-    """See `ajet.environment.sandboxes.sandbox.Sandbox`."""
+    """See `ajet.environment.sandboxes.sandbox.Confined`."""
 
     gateway_url: str | None
 
@@ -159,12 +158,6 @@ class UnconfinedSandbox:
         self._running.clear()
         if workspace:
             shutil.rmtree(workspace, ignore_errors=True)
-
-    async def __aenter__(self) -> Sandbox:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 def _alive(group: int) -> bool:
