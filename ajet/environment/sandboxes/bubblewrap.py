@@ -1,7 +1,7 @@
 """`BubblewrapSandbox`: namespaces, a read-only root, a workspace in memory, no network. No image, and no privilege.
 
 Inside, `inside.py` is process 1; it starts commands on request. Everything ends with it, and it ends when its owner
-closes the channel or dies. Used on the sandboxes' thread (`host.py`) only: the kernel ends bubblewrap with the thread
+closes the channel or dies. Used on the sandboxes' thread only: the kernel ends bubblewrap with the thread
 that started it.
 """
 
@@ -33,6 +33,7 @@ from ajet.environment.sandboxes.bubblewrap_arguments import (
 from ajet.environment.sandboxes.cgroups import Cgroup, seccomp_filter
 from ajet.environment.sandboxes.forwarder import Forwarder
 from ajet.environment.sandboxes.sandbox import (
+    FILE_S,
     Command,
     ExecResult,
     Input,
@@ -42,21 +43,14 @@ from ajet.environment.sandboxes.sandbox import (
     SandboxSettings,
     arguments_of,
     feed,
+    place_of,
 )
 
 START_S = 60.0
 END_S = 5.0
 """How long the kernel may take to end a sandbox's processes."""
-FILE_S = 60.0
 _JOIN = 'n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 > "$1" || exit 125; shift; n=$((n-1)); done; exec "$@"'
 """Moves itself into the cgroups, and becomes bubblewrap: no process of the sandbox is ever outside."""
-_ERRORS = {
-    2: FileNotFoundError,
-    13: PermissionError,
-    1: PermissionError,
-    21: IsADirectoryError,
-    20: NotADirectoryError,
-}
 
 
 class BubblewrapSandbox:
@@ -184,7 +178,7 @@ class BubblewrapSandbox:
     async def read(self, path: str) -> bytes:
         call = _Call(self._live(), 1 << 30)
         try:
-            code = await call.run("read", [_path(self.workspace, path)], b"", FILE_S)
+            code = await call.run("read", [place_of(self.workspace, path)], b"", FILE_S)
         except TimeoutError:
             raise OSError(f"reading {path} took longer than {FILE_S:g} s") from None
         finally:
@@ -195,7 +189,7 @@ class BubblewrapSandbox:
     async def write(self, path: str, content: bytes) -> None:
         call = _Call(self._live(), 4096)
         try:
-            code = await call.run("write", [_path(self.workspace, path)], content, FILE_S)
+            code = await call.run("write", [place_of(self.workspace, path)], content, FILE_S)
         except TimeoutError:
             raise OSError(f"writing {path} took longer than {FILE_S:g} s") from None
         finally:
@@ -217,7 +211,6 @@ class BubblewrapSandbox:
 
     async def reset(self) -> None:
         await self.close()
-        self._ending = threading.Lock()
         if self._forwarder is not None:
             self._forwarder = Forwarder(self._forwarder.gateway_url)
         await self.start()
@@ -341,18 +334,12 @@ def _with_control(line: list[str], control: int, cgroup: Cgroup | None) -> list[
     return ["/bin/sh", "-c", _JOIN, "sh", str(len(files)), *files, *line, f"control={control}"]
 
 
-def _path(workspace: str, path: str) -> str:
-    if not path or "\0" in path:
-        raise FileNotFoundError(2, "no such file", path)
-    return os.path.join(workspace, path)
-
-
 def _raise_for(code: int, call: _Call, path: str) -> None:
     if code == 0:
         return
     text = call.stderr.content().decode(errors="replace")
     number = int(text) if text.isdecimal() else 5
-    raise _ERRORS.get(number, OSError)(number, os.strerror(number), path)
+    raise OSError(number, os.strerror(number), path)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

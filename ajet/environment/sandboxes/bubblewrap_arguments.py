@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ajet.environment.sandboxes.sandbox import SHARED_MEMORY_MB, SandboxError, SandboxSettings
+from ajet.environment.sandboxes.sandbox import FIRST_UID, SHARED_MEMORY_MB, UIDS, SandboxError, SandboxSettings
 
 INSIDE = Path(__file__).with_name("inside.py")
 FIRST = "/run/inside.pyc"
@@ -42,15 +42,13 @@ _ETC = (
 """What programs look up in /etc. Nothing here is private."""
 _KERNEL = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 """What changes the machine when it is written to."""
-_FIRST_UID = 0x6A000000
-_UIDS = 0x01000000
 
 _numbers = itertools.count()
 
 
 def next_uid() -> int:
     """A user for one sandbox. Its processes are counted apart from all others."""
-    return _FIRST_UID + (os.getpid() * 4099 + next(_numbers)) % _UIDS
+    return FIRST_UID + (os.getpid() * 4099 + next(_numbers)) % UIDS
 
 
 @functools.cache

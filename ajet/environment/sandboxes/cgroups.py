@@ -12,6 +12,7 @@ import itertools
 import os
 import platform
 import re
+import socket
 import struct
 import time
 from collections.abc import Mapping
@@ -100,6 +101,16 @@ def started(process: int) -> int:
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError):
         return 0
+
+
+def owner() -> dict[str, Any]:
+    """This process, as what it makes names it."""
+    return {"host": socket.gethostname(), "process": os.getpid(), "started": started(os.getpid())}
+
+
+def is_gone(owner: Mapping[str, Any]) -> bool:
+    """Whether this process of this machine has ended. Of other machines, nothing is known."""
+    return bool(owner["host"] == socket.gethostname() and started(owner["process"]) != owner["started"])
 
 
 def _parents() -> dict[str, Path]:

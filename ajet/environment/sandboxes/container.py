@@ -22,10 +22,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from ajet.environment.sandboxes.cgroups import container_profile, started
+from ajet.environment.sandboxes.cgroups import container_profile, is_gone, owner
 from ajet.environment.sandboxes.forwarder import Forwarder, listen_inside
 from ajet.environment.sandboxes.sandbox import (
     FILE_S,
+    PATH,
     WORKSPACE,
     Command,
     ExecResult,
@@ -42,7 +43,6 @@ from ajet.environment.sandboxes.sandbox import (
     written,
 )
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_S = 120.0
 COMMAND_S = 30.0
 """How long the program itself may take to answer."""
@@ -53,7 +53,7 @@ _FIRST = "echo ready; while read -r line; do (:); done"
 
 
 class ContainerSandbox:
-    """See `ajet.environment.sandboxes.sandbox.Confined`. Used on the sandboxes' thread (`host.py`) only."""
+    """See `ajet.environment.sandboxes.sandbox.Confined`."""
 
     @staticmethod
     def check(settings: SandboxSettings) -> None:
@@ -309,10 +309,9 @@ def run_arguments(settings: SandboxSettings, name: str, profile: str) -> list[st
     # a folder of the image's, such as root's /app, is opened to the user that commands run as
     opened = f"chmod 777 {shlex.quote(settings.workspace)} 2>/dev/null; " * (settings.workspace != WORKSPACE)
     first = opened + _FIRST
-    owner = {"host": socket.gethostname(), "process": os.getpid(), "started": started(os.getpid())}
     labels = {
         LABEL: "1",
-        f"{LABEL}.owner": json.dumps(owner),
+        f"{LABEL}.owner": json.dumps(owner()),
         f"{LABEL}.expires": str(int(time.time() + settings.lifetime_seconds) + 60),
     }
     variables = {"PATH": PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **settings.environment}
@@ -356,11 +355,11 @@ def sweep(program: str) -> int:
         labels = _answer(settings, ["inspect", "--format", "{{json .Config.Labels}}", container], may_fail=True)
         try:
             found = json.loads(labels)
-            owner, expires = json.loads(found[f"{LABEL}.owner"]), int(found[f"{LABEL}.expires"])
+            made_by, expires = json.loads(found[f"{LABEL}.owner"]), int(found[f"{LABEL}.expires"])
+            gone = is_gone(made_by)
         except (ValueError, KeyError, TypeError):
             continue  # it is being removed
-        dead = owner["host"] == socket.gethostname() and started(owner["process"]) != owner["started"]
-        if dead or time.time() > expires:
+        if gone or time.time() > expires:
             _answer(settings, ["rm", "--force", container], may_fail=True)
             swept += 1
     return swept

@@ -16,9 +16,10 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from ajet.environment.sandboxes import run_on_host
-from ajet.environment.sandboxes.kubernetes_api import WORKSPACE, Cluster, PodOptions, new_name, pod
+from ajet.environment.sandboxes.kubernetes_api import Cluster, PodOptions, new_name, pod
 from ajet.environment.sandboxes.sandbox import (
     FILE_S,
+    WORKSPACE,
     Command,
     ExecResult,
     Input,
@@ -55,7 +56,7 @@ _swept = {"at": float("-inf")}
 
 
 class KubernetesSandbox:
-    """See `ajet.environment.sandboxes.sandbox.Confined`. Used on the sandboxes' thread (`host.py`) only."""
+    """See `ajet.environment.sandboxes.sandbox.Confined`."""
 
     workspace = WORKSPACE
     gateway_url = None

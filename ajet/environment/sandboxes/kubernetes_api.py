@@ -19,20 +19,26 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config.kinds import no_option
-from ajet.environment.sandboxes.cgroups import started
-from ajet.environment.sandboxes.sandbox import Input, Kept, SandboxError, SandboxSettings, pieces_of
+from ajet.environment.sandboxes.cgroups import is_gone, owner
+from ajet.environment.sandboxes.sandbox import (
+    FIRST_UID,
+    PATH,
+    UIDS,
+    WORKSPACE,
+    Input,
+    Kept,
+    SandboxError,
+    SandboxSettings,
+    pieces_of,
+)
 from ajet.schema.errors import MissingDependencyError
 from ajet.schema.install import install_command
 
-WORKSPACE = "/workspace"
 CONTAINER = "sandbox"
 LABEL = "ajet.sandbox"
 NETWORK_LABEL = "ajet.sandbox.network"
 OWNER = "ajet.sandbox/owner"
 EXPIRES = "ajet.sandbox/expires"
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_FIRST_UID = 0x6A000000
-_UIDS = 0x01000000
 _FIRST = "trap '' INT TERM; while :; do sleep 3600 & wait $!; done"
 """Process 1: it frees processes that have ended, and does nothing else. Commands are its user, and may not end it."""
 
@@ -91,19 +97,13 @@ def _checked(name: str, value: Any) -> Any:
     return value
 
 
-def owner() -> dict[str, Any]:
-    """Who made a pod: a process of a machine."""
-    return {"host": socket.gethostname(), "process": os.getpid(), "started": started(os.getpid())}
-
-
 def is_left_over(manifest: Mapping[str, Any]) -> bool:
     """Whether a pod of ours belongs to nobody any more: it is over, or its owner on this machine is gone."""
     if manifest.get("phase") in ("Succeeded", "Failed"):
         return True
     annotations = manifest.get("annotations") or {}
     try:
-        made_by, expires = json.loads(annotations[OWNER]), int(annotations[EXPIRES])
-        gone = made_by["host"] == socket.gethostname() and started(made_by["process"]) != made_by["started"]
+        gone, expires = is_gone(json.loads(annotations[OWNER])), int(annotations[EXPIRES])
     except (KeyError, ValueError, TypeError):
         return False  # not made by this version: its own deadline ends it
     return gone or time.time() > expires
@@ -119,7 +119,7 @@ def pod(
 ) -> dict[str, Any]:
     """The manifest. `owned_by`: a reference to the pod that we run in; the cluster removes this one with it."""
     seconds = math.ceil(settings.lifetime_seconds)
-    user = options.user or _FIRST_UID + secrets.randbelow(_UIDS)
+    user = options.user or FIRST_UID + secrets.randbelow(UIDS)
     metadata: dict[str, Any] = {
         "name": name,
         "labels": {LABEL: "1", NETWORK_LABEL: settings.network},

@@ -8,6 +8,7 @@ a sandbox that itself fails raises `SandboxError`.
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import os
 import posixpath
@@ -22,6 +23,10 @@ from ajet.schema.errors import UserError
 Command = str | Sequence[str]
 
 WORKSPACE = "/workspace"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Of commands, in an image of whatever origin."""
+FIRST_UID, UIDS = 0x6A000000, 0x01000000
+"""Users that exist nowhere else: one for each sandbox, so that its processes are counted apart from all others."""
 NO_FOLDER = ("/", "/proc", "/sys", "/dev", "/tmp")
 """Where no other file system can be put."""
 SHARED_MEMORY_MB = 64
@@ -347,47 +352,45 @@ _WRITE = (
     't=$(mktemp "$d/.new.XXXXXX") || exit 75; m=644; [ -e "$p" ] && m=$(stat -c %a -- "$p"); '
     'if cat > "$t" && chmod "$m" "$t" && mv -f -- "$t" "$p"; then exit 0; fi; rm -f -- "$t"; exit 75'
 )
-_ERRORS: dict[int, tuple[type[OSError], int]] = {
-    72: (FileNotFoundError, 2),
-    73: (IsADirectoryError, 21),
-    74: (PermissionError, 13),
-}
-_SAID = {"Read-only": 30, "No space": 28, "Permission": 13, "Not a directory": 20}
-"""What a shell says about a failed write, as error numbers."""
+_ERRORS = {72: errno.ENOENT, 73: errno.EISDIR, 74: errno.EACCES}
+_SAID = {
+    "Read-only": errno.EROFS, "No space": errno.ENOSPC, "Permission": errno.EACCES, "Not a directory": errno.ENOTDIR,
+}  # fmt: skip
+"""What a shell says about a failed write."""
 
 
 def read_line(workspace: str, path: str) -> list[str]:
     """A command that prints a file. Raises FileNotFoundError for what can't be a path."""
-    return ["/bin/sh", "-c", _READ, "sh", _place(workspace, path), str(LARGEST_READ + 1)]
+    return ["/bin/sh", "-c", _READ, "sh", place_of(workspace, path), str(LARGEST_READ + 1)]
 
 
 def content_of(result: ExecResult, path: str) -> bytes:
     """What `read_line` printed. Raises OSError."""
     written(result, path)
     if len(result.stdout) > LARGEST_READ:
-        raise OSError(27, os.strerror(27), path)
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
     return result.stdout
 
 
 def write_line(workspace: str, path: str) -> list[str]:
     """A command that makes a file of its standard input: whole, or not at all."""
-    return ["/bin/sh", "-c", _WRITE, "sh", _place(workspace, path)]
+    return ["/bin/sh", "-c", _WRITE, "sh", place_of(workspace, path)]
 
 
 def written(result: ExecResult, path: str) -> None:
     """Raises the OSError that one of these commands met."""
     if result.timed_out:
-        raise OSError(110, f"took longer than {FILE_S:g} s", path)
+        raise OSError(errno.ETIMEDOUT, f"took longer than {FILE_S:g} s", path)
     if result.exit_code == 0:
         return
     said = result.stderr.decode(errors="replace")
-    kind, number = _ERRORS.get(result.exit_code, (OSError, 5))
-    if kind is OSError:
-        number = next((number for words, number in _SAID.items() if words in said), 5)
-    raise kind(number, os.strerror(number), path)
+    meant = next((number for words, number in _SAID.items() if words in said), errno.EIO)
+    number = _ERRORS.get(result.exit_code, meant)
+    raise OSError(number, os.strerror(number), path)
 
 
-def _place(workspace: str, path: str) -> str:
+def place_of(workspace: str, path: str) -> str:
+    """A path as seen inside. Raises FileNotFoundError for what can't be one."""
     if not path or "\0" in path:
         raise FileNotFoundError(2, "no such file", path)
     return posixpath.join(workspace, path)
