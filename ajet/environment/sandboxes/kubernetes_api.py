@@ -14,9 +14,10 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
 from ajet.config.kinds import no_option
 from ajet.environment.sandboxes.cgroups import is_gone, owner
@@ -43,58 +44,39 @@ _FIRST = "trap '' INT TERM; while :; do sleep 3600 & wait $!; done"
 """Process 1: it frees processes that have ended, and does nothing else. Commands are its user, and may not end it."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodOptions:
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class PodOptions(BaseModel, frozen=True, strict=True):
     """`options` of a Kubernetes sandbox."""
 
-    namespace: str | None = None
+    namespace: _Text | None = None
     """None: that of the kubeconfig's context, or of the pod that we run in."""
-    kubeconfig: str | None = None
-    context: str | None = None
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: tuple[Mapping[str, Any], ...] = ()
-    runtime_class: str | None = None
+    kubeconfig: _Text | None = None
+    context: _Text | None = None
+    node_selector: Mapping[str, str] = {}
+    tolerations: Sequence[Mapping[str, Any]] = ()
+    runtime_class: _Text | None = None
     """For example gVisor's or Kata's."""
-    user: int | None = None
-    """Who commands run as. None: a number that no other pod has."""
-    pull_policy: str = "IfNotPresent"
-    pull_secrets: tuple[str, ...] = ()
-    start_seconds: float = 300.0
+    user: PositiveInt | None = None
+    """Who commands run as, which is never root. None: a number that no other pod has."""
+    pull_policy: _Text = "IfNotPresent"
+    pull_secrets: Sequence[str] = ()
+    start_seconds: PositiveFloat = 300.0
     """How long a node and the image may take."""
 
     @classmethod
     def of(cls, settings: SandboxSettings) -> PodOptions:
         """Raises `SandboxError` that names the option."""
-        expected = {each.name: each for each in fields(cls)}
-        values: dict[str, Any] = {}
-        for name, value in settings.options.items():
-            if name not in expected:
-                raise SandboxError(f"sandbox options: {no_option('kind kubernetes', name, expected)}")
-            values[name] = _checked(name, value)
-        return cls(**values)
-
-
-def _checked(name: str, value: Any) -> Any:
-    if name in ("tolerations", "pull_secrets"):
-        inner = Mapping if name == "tolerations" else str
-        right = isinstance(value, list | tuple) and all(isinstance(each, inner) for each in value)
-        value = tuple(value) if right else value
-        words = "a list"
-    elif name == "node_selector":
-        right = isinstance(value, Mapping) and all(isinstance(each, str) for each in value.values())
-        words = "names with texts, as in {disk: ssd}"
-    elif name == "user":
-        right = value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
-        words = "a number above 0: commands don't run as root"
-    elif name == "start_seconds":
-        right = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-        words = "seconds"
-    else:
-        right = value is None or (isinstance(value, str) and bool(value))
-        words = "text"
-    if not right:
-        raise SandboxError(f"sandbox options.{name}: expected {words}, not {value!r}")
-    return value
+        for name in settings.options:
+            if name not in cls.model_fields:
+                raise SandboxError(f"sandbox options: {no_option('kind kubernetes', name, cls.model_fields)}")
+        try:
+            return cls.model_validate(dict(settings.options))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            place = ".".join(map(str, problem["loc"]))
+            raise SandboxError(f"sandbox options.{place}: {problem['msg']}, not {problem['input']!r}") from None
 
 
 def is_left_over(manifest: Mapping[str, Any]) -> bool:
