@@ -313,6 +313,17 @@ def test_searching(programs: str) -> None:
     using(["search"], use, with_programs(programs))
 
 
+def test_a_regular_expression_that_ripgrep_takes_runs_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "rg").write_text(f"#!/bin/sh\necho '/workspace/x:1:{'a' * 60}b a'\n")
+    (tmp_path / "rg").chmod(0o755)
+
+    async def use(call: Call, sandbox: Sandbox) -> None:
+        found = await call("search", pattern="(a+)+$", regex=True)  # it would take Python years
+        assert [(each["line"], each["column"]) for each in found.data["matches"]] == [(1, None)]
+
+    using(["search"], use, SandboxSettings(kind="none", network="host", environment={"PATH": str(tmp_path)}))
+
+
 def test_a_folder_is_shown_with_any_find(programs: str) -> None:
     async def use(call: Call, sandbox: Sandbox) -> None:
         await sandbox.write("src/sub/a.py", b"")
