@@ -19,6 +19,8 @@ SKIPPED = (".git", "node_modules", "__pycache__", ".venv", "venv", ".mypy_cache"
 TIMEOUT_S = 30.0
 LINE_CHARS = 400
 MAX_CONTEXT = 20
+PATTERN_CHARS = 4000
+"""Some patterns take a time that is quadratic in their length to be understood."""
 
 
 class SearchFiles:
@@ -67,6 +69,8 @@ class _OpenSearch:
         path = posixpath.normpath(posixpath.join(self._sandbox.workspace, arguments.get("path", ".")))
         if "\0" in path + arguments["pattern"]:
             return ToolResult("NUL characters can't be searched for", success=False)
+        if max(len(arguments["pattern"]), len(arguments.get("file_pattern", ""))) > PATTERN_CHARS:
+            return ToolResult(f"a pattern may have at most {PATTERN_CHARS} characters", success=False)
         if endings := [ending.lstrip(".") for ending in arguments.get("file_extensions", ())]:
             if arguments.get("file_pattern") or arguments.get("target") == "files":
                 return ToolResult("file_extensions goes with a search for text, without file_pattern", success=False)

@@ -284,6 +284,8 @@ def test_searching(programs: str) -> None:
         assert "a.py-2-    return x" in await search(pattern="def", context_lines=1)
         assert await search(pattern="absent") == "No line matches in /workspace."
         assert "plain text" in await search(pattern="(", regex=True)
+        for long in ({"pattern": "[" * 3_000_000}, {"pattern": "x", "file_pattern": "[" * 3_000_000}):
+            assert await search(**long, regex=True) == "a pattern may have at most 4000 characters"
         assert "o such file" in await search(pattern="x", path="nowhere")
         assert await search(pattern="$(touch /tmp/x); `id`", path="src") == "No line matches in /workspace/src."
         assert await search(pattern="--version") == "No line matches in /workspace."
