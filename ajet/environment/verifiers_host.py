@@ -75,16 +75,18 @@ async def _serve(env: Any, tell: Any) -> None:
                     task.cancel()
                 continue
             work = _tasks(env, tasks, request) if request["do"] == "tasks" else _play(env, tasks, request)
-            running[request["id"]] = asyncio.create_task(_answer(work, request["id"], tell))
+            running[request["id"]] = asyncio.create_task(_answer(work, request["id"], running, tell))
         for task in running.values():
             task.cancel()
 
 
-async def _answer(work: Any, number: str, tell: Any) -> None:
+async def _answer(work: Any, number: str, running: dict[str, Any], tell: Any) -> None:
     try:
         tell(id=number, value=await work)
     except Exception as error:  # noqa: BLE001 - code of the environment: it ends only its episode
         tell(id=number, error=f"{type(error).__name__}: {error}")
+    finally:
+        running.pop(number, None)
 
 
 async def _tasks(env: Any, known: dict[int, Any], request: dict[str, Any]) -> list[dict[str, Any]]:

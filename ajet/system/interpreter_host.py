@@ -57,6 +57,7 @@ class InterpreterHost:
                 stderr=subprocess.PIPE,
                 pass_fds=[writing],
                 text=True,
+                errors="replace",
                 env=environment,
             )
         except OSError as error:
@@ -81,7 +82,7 @@ class InterpreterHost:
         number = str(next(self._numbers))
         answer: Future[Any] = Future()
         self._answers[number] = answer
-        if not self._send({"do": do, "id": number, **fields}):
+        if not self._send({"do": do, "id": number, **fields}) or self._ended:
             self._fail()
         return number, answer
 
@@ -115,7 +116,7 @@ class InterpreterHost:
             for line in answers:
                 answer = json.loads(line)
                 future = self._answers.pop(answer["id"], None)
-                if future is None or future.cancelled():
+                if future is None or not future.set_running_or_notify_cancel():
                     continue
                 if "error" in answer:
                     future.set_exception(self.fault(f"{self.package}: {answer['error']}"))
@@ -128,14 +129,15 @@ class InterpreterHost:
         error = self.gone(f"the process of {self.package} has ended: {self._last_lines()}")
         while self._answers:
             _, future = self._answers.popitem()
-            if not future.done():
+            if future.set_running_or_notify_cancel():
                 future.set_exception(error)
 
     def _listen(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self._said.append(line.rstrip())
-            sys.stderr.write(line)
+            with contextlib.suppress(OSError, ValueError):  # nobody reads ours any more: this must go on, or it blocks
+                sys.stderr.write(line)
 
     def _last_lines(self) -> str:
         return " | ".join(list(self._said)[-3:]) or "it said nothing"
