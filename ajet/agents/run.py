@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
-from ajet.agents.model_function import Message, ModelFunction, ModelMessage, ToolSchema
+from ajet.agents.model_function import Message, ModelFunction, ModelMessage, ToolSchema, joined_text
 from ajet.agents.reply_format import ReplyFormat
 from ajet.agents.tools.function_tool import check_name
 from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError
@@ -30,7 +30,6 @@ from ajet.schema.trajectory import (
 
 if TYPE_CHECKING:
     from ajet.agents.tools import Toolset
-    from ajet.agents.tools.tool import ToolContext
 
 TOKENS_PER_CHARACTER = 0.3
 """An estimate for plain text. Digits and characters beyond ASCII count as a token each, as with most tokenizers."""
@@ -319,6 +318,7 @@ SUMMARISE = (
     "The conversation is about to exceed your context window. Write down, for yourself, what the task is, what you "
     "have done and found out, and what remains to be done. Nothing else of this conversation will be kept."
 )
+DONE = "What has been done so far, in your own words:\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,12 +360,21 @@ class ContextWindow:
 
     @staticmethod
     def after_summary(messages: Sequence[Message], summary: str) -> list[Message]:
-        """The system prompt, the task, and the summary in place of everything since."""
+        """The system prompt, the task, and the summary in place of everything since, an earlier summary included."""
         opening = list(messages[: _opening(messages)])
-        note = f"What has been done so far, in your own words:\n\n{summary}\n\nGo on from here."
+        note = f"{DONE}{summary}\n\nGo on from here."
         if opening and opening[-1].get("role") == "user":  # many templates want users and assistants in turn
-            return [*opening[:-1], {**opening[-1], "content": f"{_text(opening[-1])}\n\n{note}"}]
+            return [*opening[:-1], {**opening[-1], "content": _with_note(opening[-1].get("content"), note)}]
         return [*opening, {"role": "user", "content": note}]
+
+
+def _with_note(content: Any, note: str) -> Any:
+    """A task's content, with this note in place of an earlier one."""
+    if isinstance(content, list):
+        parts = [part for part in content if not str(part.get("text") or "").startswith(DONE)]
+        return [*parts, {"type": "text", "text": note}]
+    task = str(content or "").partition(DONE)[0].removesuffix("\n\n")
+    return "\n\n".join(filter(None, (task, note)))
 
 
 def _opening(messages: Sequence[Message]) -> int:
@@ -385,5 +394,5 @@ def _dropped(message: Message) -> Message | None:
 
 
 def _text(message: Message) -> str:
-    content: Any = message.get("content")
+    content = joined_text(message.get("content"))
     return content if isinstance(content, str) else ""

@@ -22,9 +22,22 @@ def read() -> str:
     return LONG
 
 
-def run(model: Any, **settings: Any) -> Trajectory:
+def run(model: Any, prompt: Any = "The task", **settings: Any) -> Trajectory:
     agent = ReActAgent(tools=[read], context_tokens=2000, max_steps=8, **settings)
-    return asyncio.run(agent.run_trajectory("The task", model))
+    return asyncio.run(agent.run_trajectory(prompt, model))
+
+
+class Summing(Scripted):
+    """Reads on, and numbers its summaries."""
+
+    number = 0
+
+    async def __call__(self, messages: Any, *, tools: Any = None, **sampling: Any) -> Any:
+        if messages[-1]["content"] == SUMMARISE:
+            assert tools and sampling["tool_choice"] == "none"
+            self.number += 1
+            return f"I have read it {self.number} times."
+        return await super().__call__(messages, tools=tools, **sampling)
 
 
 def test_old_tool_output_is_left_out() -> None:
@@ -40,22 +53,27 @@ def test_old_tool_output_is_left_out() -> None:
 
 
 def test_a_summary_takes_the_place_of_the_conversation() -> None:
-    class Model(Scripted):
-        async def __call__(self, messages: Any, *, tools: Any = None, **sampling: Any) -> Any:
-            if messages[-1]["content"] == SUMMARISE:
-                assert tools and sampling["tool_choice"] == "none"
-                return "I have read it three times."
-            return await super().__call__(messages, tools=tools, **sampling)
-
-    model = Model(asks(call("read")))
+    model = Summing(asks(call("read")))
     trajectory = run(model, when_full="summarise")
     summaries = [made for made in trajectory.calls if made.purpose == "summary"]
     assert summaries and trajectory.stop_reason is StopReason.MAX_STEPS
     after = trajectory.calls[trajectory.calls.index(summaries[0]) + 1]
     assert after.extends == NO_CALL
     assert [message["role"] for message in after.new_messages] == ["system", "user"]
-    assert "The task" in after.new_messages[1]["content"] and "three times" in after.new_messages[1]["content"]
+    assert "The task" in after.new_messages[1]["content"] and "read it 1 times" in after.new_messages[1]["content"]
     assert len(model.requests) == 8  # summaries are not counted as steps
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_later_summary_takes_the_place_of_an_earlier_one_and_neither_that_of_the_task(in_parts: bool) -> None:
+    model = Summing(asks(call("read")))
+    task = [{"role": "user", "content": [{"type": "text", "text": "The task"}]}]
+    trajectory = run(model, task if in_parts else "The task", when_full="summarise")
+    assert model.number > 1
+    branch = [made for made in trajectory.calls if made.extends == NO_CALL][-1]
+    begun = str(branch.new_messages[-1]["content"])
+    assert "The task" in begun and f"read it {model.number} times" in begun
+    assert "read it 1 times" not in begun and begun.count("What has been done so far") == 1
 
 
 @pytest.mark.parametrize(
