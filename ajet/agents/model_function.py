@@ -130,7 +130,6 @@ def _named(model: str) -> str:
 
 
 def _at_address(address: str, model: str, api_key: str | None) -> ModelFunction:
-
     if not address.startswith(("http://", "https://")):
         raise ConfigError(f"{EXPECTED}; {address!r} is not a URL. Write, for example, http://localhost:8000/v1")
     key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
@@ -336,7 +335,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _conversation(messages: Sequence[Message]) -> dict[str, Any]:
     """`system` and `messages`. Tool results are blocks of a user message; neighbours of one role become one message."""
-    system = [str(message["content"]) for message in messages if message["role"] == "system"]
+    system = [_plain_text(message) for message in messages if message["role"] == "system"]
     turns: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "system":
@@ -351,8 +350,7 @@ def _conversation(messages: Sequence[Message]) -> dict[str, Any]:
 
 
 def _blocks(message: Message) -> list[dict[str, Any]]:
-    content = message.get("content") or ""
-    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    text = _plain_text(message)
     if message["role"] == "tool":
         return [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": text}]
     blocks: list[dict[str, Any]] = list(message.get("anthropic_thinking") or ())  # must come back as it was
@@ -364,6 +362,13 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
             "type": "tool_use", "id": call["id"], "name": function["name"], "input": _input(function["arguments"]),
         })  # fmt: skip
     return blocks
+
+
+def _plain_text(message: Message) -> str:
+    text = joined_text(message.get("content") or "")
+    if not isinstance(text, str):
+        raise ConfigError(f"with a client of Anthropic's, messages are text; this one holds other parts: {text!r:.200}")
+    return text
 
 
 def _input(arguments: Any) -> Any:

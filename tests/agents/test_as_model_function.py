@@ -80,6 +80,20 @@ def test_anthropic_clients(kind: str) -> None:
     assert second["messages"][2]["content"] == [{"type": "tool_result", "tool_use_id": "t1", "content": "42"}]
 
 
+def test_content_in_parts_reaches_anthropic_as_text_and_nothing_of_it_is_lost() -> None:
+    anthropic = pytest.importorskip("anthropic")
+    server = Server(anthropic_answer)
+    client = anthropic.AsyncAnthropic(base_url=server.url.removesuffix("/v1"), api_key="k")
+    parts = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]
+    picture = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}
+    messages = [{"role": "system", "content": parts}, {"role": "user", "content": parts}]
+    ask(as_model_function(client, "big"), messages)
+    sent = server.seen[-1][1]
+    assert sent["system"] == sent["messages"][0]["content"][0]["text"] == "Be brief."
+    with pytest.raises(ConfigError, match=r"messages are text; this one holds other parts: .*image_url"):
+        ask(as_model_function(client, "big"), [{"role": "user", "content": [*parts, picture]}])
+
+
 def test_a_servers_content_in_parts_is_text() -> None:
     message = {"role": "assistant", "content": [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]}
     answer = {"id": "r1", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
