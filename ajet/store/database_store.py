@@ -235,23 +235,19 @@ class DatabaseStore(RolloutStore):
         """Take rollouts from the queue; callers that wait get theirs in the order of their coming."""
         until = time.monotonic() + request.wait_seconds
         while True:
-            place = self.waiting.place_in_line()
+            place, turn_used = self.waiting.place_in_line(), False
             try:
                 claimed: list[AttemptedRollout] = await self._transact(request, caller)
                 if claimed or request.wait_seconds == 0:
-                    if place.done() and not place.cancelled():  # it has what it wants: the turn is another's
-                        self.waiting.wake_next()
                     return claimed
-                left = until - time.monotonic()
-                async with asyncio.timeout(max(0.0, left)):
+                async with asyncio.timeout(max(0.0, until - time.monotonic())):
                     await place
+                turn_used = True
             except TimeoutError:
                 return []
-            except asyncio.CancelledError:
-                if place.done() and not place.cancelled():
+            finally:  # a turn that came with the timeout, a cancellation, an error or the claim itself is another's
+                if place.done() and not place.cancelled() and not turn_used:
                     self.waiting.wake_next()
-                raise
-            finally:
                 self.waiting.leave(place)
 
     async def _wait(self, request: ask.Wait, caller: StoreCaller | None) -> list[AttemptedRollout]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from ajet.observe.tracing import NOT_COUNTED, get_reward_value
 from ajet.store import requests as ask
 from ajet.store.context import Context
-from ajet.store.database_store import DatabaseStore, Retention
+from ajet.store.database_store import DatabaseStore, Retention, memory_store
 from ajet.store.operations import carry_out, delete_old
 from ajet.store.records import AttemptedRollout, RolloutConfig, RolloutStatus, Span
 from ajet.store.requests import AttemptRef, AttemptUpdate, ConflictError, NewRollout, Role, StoreError, UnknownIdError
@@ -350,6 +351,23 @@ def test_a_claim_waits_for_work(kind: Opener) -> None:
         await asyncio.gather(*rest, return_exceptions=True)
 
     kind.run(test)
+
+
+def test_a_turn_that_comes_with_the_end_of_a_claim_is_the_next_one_s() -> None:
+    async def test() -> None:
+        async with asyncio.timeout(60), memory_store() as store:
+            claims = [asyncio.create_task(store.claim(name, wait_seconds=wait)) for name, wait in (("a", 1), ("b", 50))]
+            while (await store.query_workers()).total < 2:  # each has looked at the empty queue
+                await asyncio.sleep(0.005)
+            queued = asyncio.create_task(store.enqueue([new(0)]))
+            for _ in range(3):
+                await asyncio.sleep(0)  # it is under way
+            time.sleep(1.1)  # the loop then learns of it and of the first claim's end at once
+            async with asyncio.timeout(20):
+                (claimed,) = await claims[0] or await claims[1]
+            assert [claimed.rollout.rollout_id] == [one.rollout_id for one in await queued]
+
+    asyncio.run(test())
 
 
 def test_a_claim_that_waits_in_vain_returns_nothing(kind: Opener) -> None:
