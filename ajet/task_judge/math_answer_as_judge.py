@@ -225,8 +225,8 @@ def _same(given: str, expected: str, depth: int = 0) -> bool:
     mine, theirs = _number(given), _number(expected)
     if mine is not None and theirs is not None:
         if given.endswith("%") != expected.endswith("%"):
-            # 50 % is 0.5; but asked "what percentage", the reference is 50
-            return mine == theirs or mine == theirs * 100 or theirs == mine * 100
+            percent, plain = (mine, theirs) if given.endswith("%") else (theirs, mine)
+            return plain in (percent, percent / 100)  # 50 % is 0.5; but asked "what percentage", the reference is 50
         return mine == theirs
     listed, other = _listed(given), _listed(expected)
     if listed is not None and other is not None and depth < MAX_DEPTH:
