@@ -88,8 +88,9 @@ def chunks_of(document: Document, size: int, split_by: str) -> list[Chunk]:
     pieces: list[Chunk] = []
     start = 0
     for end in _ends(text, size, split_by):
-        if end - start and text[start:end].strip():
-            pieces.append(Chunk(document.source, len(pieces), start, text[start:end].strip()))
+        piece = text[start:end].lstrip()
+        if piece:
+            pieces.append(Chunk(document.source, len(pieces), end - len(piece), piece.rstrip()))
         start = end
     return pieces
 

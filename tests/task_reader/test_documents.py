@@ -124,6 +124,13 @@ def test_what_programs_leave_in_a_folder_is_no_document(tmp_path: Path) -> None:
     assert [document.text for document in read_documents([str(tmp_path)])] == ["Said."]
 
 
+@pytest.mark.parametrize("split_by", ["sentence", "paragraph", "character"])
+def test_a_chunk_begins_where_it_says(split_by: str) -> None:
+    text = "\n\n  One sentence is here.\n\n    Then an indented one follows.   The last."
+    chunks = chunks_of(Document("a", text), 25, split_by)
+    assert len(chunks) > 1 and all(text.startswith(chunk.text, chunk.start) for chunk in chunks)
+
+
 @pytest.mark.parametrize("split_by", ["sentence", "paragraph"])
 @pytest.mark.parametrize("word", ["word ", "x", "line\n"])
 def test_a_text_without_sentences_is_cut_all_the_same(split_by: str, word: str) -> None:
