@@ -127,14 +127,16 @@ def with_unique_ids(tasks: list[Task]) -> tuple[list[Task], str | None]:
     taken = {task.task_id for task in named}
     seen: set[str] = set()
     repeated: list[str] = []
+    next_number: dict[str, int] = {}
     unique: list[Task] = []
     for task in named:
         task_id = task.task_id
         if task_id in seen:
             repeated.append(task_id)
-            number = 2
+            number = next_number.get(task_id, 2)
             while f"{task_id}-{number}" in taken:
                 number += 1
+            next_number[task_id] = number + 1
             task_id = f"{task_id}-{number}"
             taken.add(task_id)
             task = task.model_copy(update={"task_id": task_id})

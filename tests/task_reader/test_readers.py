@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ajet.config import Config, make_config
 from ajet.schema.errors import ImportPathError, TaskDataError
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+from ajet.task_reader.task_reader_base import with_unique_ids
 
 
 def reader_config(**keys: Any) -> Config:
@@ -65,6 +67,13 @@ def test_messages_are_taken_as_they_are(tmp_path: Path) -> None:
 def test_blank_lines_bom_and_line_separators(tmp_path: Path) -> None:
     tasks = jsonl(tmp_path, b'\xef\xbb\xbf{"query": "a"}', b"  ", '{"query": "b\u2028c"}'.encode(), b"")
     assert [task.main_query for task in tasks] == ["a", "b\u2028c"]
+
+
+def test_an_id_that_all_tasks_share_takes_no_longer_with_each() -> None:
+    tasks = [Task(main_query=str(number), task_id="x") for number in range(20_000)]
+    began = time.monotonic()
+    unique, _ = with_unique_ids(tasks)
+    assert time.monotonic() - began < 8 and unique[-1].task_id == "x-20000"
 
 
 def test_ids_are_unique_stable_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
