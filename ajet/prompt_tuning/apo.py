@@ -61,6 +61,7 @@ class APO:
         names = search.names_of_round(search.round)
         branches = [parent for parent in parents for _ in range(self.branch_factor)]
         size = min(self.critique_batch, len(search.search_tasks))
+        search.check_budget(len(branches) * size)  # before any begins: they don't see what the others take
         batches = [search.random.sample(search.search_tasks, size) for _ in branches]
         asks = await concurrently(
             self._read(search, parent, names, tasks, draw)

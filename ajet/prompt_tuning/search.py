@@ -210,11 +210,15 @@ class Search:
 
     # ------------------------------------------------------------ scores
 
+    def check_budget(self, trials: int) -> None:
+        """Raise BudgetExhausted unless so many trials may begin."""
+        self.budget.check(trials * self._repeats)
+
     async def score(
         self, candidates: Sequence[Candidate], tasks: Sequence[str], purpose: Purpose, *, draw: int = 0
     ) -> list[Score]:
         """Try each candidate on each task, with the same sampling seeds. Raises BudgetExhausted before it begins."""
-        self.budget.check(len(candidates) * len(tasks) * self._repeats)
+        self.check_budget(len(candidates) * len(tasks))
         whole_run = purpose in (Purpose.VALIDATION, Purpose.CONFIRMATION)  # comparable between rounds
         number = draw if whole_run else self.round * MANY_DRAWS + draw
         results = await self._evaluate(candidates, tasks, purpose, number, self.round)

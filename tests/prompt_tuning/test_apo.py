@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from ajet.prompt_tuning import ProposerError, Purpose, Request, Sizes
+from ajet.prompt_tuning import Budget, BudgetExhausted, Limits, ProposerError, Purpose, Request, Sizes, Trial
 from ajet.prompt_tuning.apo import APO
 from ajet.prompt_tuning.best_of import BestOf
 from ajet.prompt_tuning.proposal import Kind, Reply
@@ -110,3 +111,16 @@ def test_several_templates_change_together_or_in_turn() -> None:
             assert candidate.texts["planner"] == start.templates["planner"].template
     assert in_turn.score_of(in_turn.best) > 0  # type: ignore[operator]
     assert together.score_of(together.best) > 0  # type: ignore[operator]
+
+
+def test_branches_that_run_at_once_keep_to_the_budget_together() -> None:
+    class Slow(World):
+        async def __call__(self, *asked: Any) -> list[list[Trial]]:
+            await asyncio.sleep(0)  # the other branches begin
+            return await super().__call__(*asked)
+
+    world = Slow()
+    search, _ = make_search(world, budget=Budget(Limits(episodes=30, reserved=10)), rounds=1)
+    with pytest.raises(BudgetExhausted, match=r"8 of 30 were run .* the next batch needs 24"):
+        asyncio.run(SMALL.run(search))
+    assert world.episodes() == 8
