@@ -151,7 +151,9 @@ def _shown(name: str, engine: str) -> str:
 # ---------------------------------------------------------------- what a proposer is asked
 
 
-THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
+THINKING = re.compile(r"\A\s*<think>.*?</think>|\A(?:(?!<template).)*?</think>", re.DOTALL)
+"""The reasoning before an answer; `<think>` is missing where a chat template writes it. A template may have these tags,
+too."""
 BLOCK = re.compile(r"<template(?:\s+name=[\"']?([^\"'>\s]+)[\"']?)?\s*>\n?(.*?)\n?</template>", re.DOTALL)
 FENCE = re.compile(r"```[\w-]*\n(.*?)\n?```", re.DOTALL)
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 from ajet.prompt_tuning.budget import Budget
 from ajet.prompt_tuning.proposal import (
+    THINKING,
     Ask,
     Candidate,
     Checks,
@@ -338,7 +339,7 @@ class Search:
     async def _critique(self, ask: Ask) -> str | None:
         self._asked += 1
         try:
-            text = (await self._ask(ask, messages_for(ask))).strip()
+            text = THINKING.sub("", await self._ask(ask, messages_for(ask))).strip()
         except ProposerError as error:
             self._fail(ask, error)
             return None

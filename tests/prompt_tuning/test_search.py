@@ -213,6 +213,9 @@ def test_faults_are_no_zeros() -> None:
         ('<template name="solver">\nA {q}\n</template>', "A {q}"),
         ("Here you are: <template>A</template>", "A"),
         ("<think><template>no</template></think>A", "A"),
+        ("I keep {q}.\n</think>\nA", "A"),
+        ('No tags.</think><template name="solver">A</template>', "A"),
+        ("<template>Think in <think> and </think>. {q}</template>", "Think in <think> and </think>. {q}"),
         ("Sure!\n```\nA\n```", "A"),
         ("  A  ", "A"),
     ],
@@ -254,3 +257,9 @@ def test_a_proposer_that_returns_nothing_is_refused() -> None:
     search, notes = make_search(proposer=Silent(), rounds=1)
     asyncio.run(BestOf(proposals=1).run(search))
     assert "it is empty" in notes.of("refused")[0]["reason"]
+
+
+def test_a_criticism_is_what_follows_the_reasoning() -> None:
+    search, _ = make_search(proposer=says("Hm, <template>?</template>", "<think>Hm.</think>\nToo short."))
+    asks = [Ask(Kind.CRITIQUE, search.start, ("solver",), draw=draw) for draw in range(2)]
+    assert asyncio.run(search.critique(asks)) == ["Hm, <template>?</template>", "Too short."]
