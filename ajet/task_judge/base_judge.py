@@ -212,6 +212,17 @@ def validate_reward(value: Any, judge_name: str = "the judge") -> Judgement:
     return Judgement(_reward(value, judge_name), value if isinstance(value, bool) else None)
 
 
+def validate_rewards(value: object, count: int, judge_name: str) -> list[Judgement]:
+    """What `compute_group_rewards` returned: a list of `count` results; anything else is a `JudgeFault`."""
+    if not isinstance(value, list | tuple) or len(value) != count:
+        said = f"{len(value)} of them" if isinstance(value, list | tuple) else f"a value of type {type(value).__name__}"
+        raise JudgeFault(
+            f"{judge_name}.compute_group_rewards should return a list of {count} rewards, one per episode, but "
+            f"returned {said}"
+        )
+    return [validate_reward(each, judge_name) for each in value]
+
+
 def _of_parts(reward: Reward, judge_name: str) -> Judgement:
     if not reward.parts:
         raise JudgeFault(f"{judge_name} returned a Reward without parts")

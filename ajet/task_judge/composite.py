@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ from ajet.task_judge.base_judge import (
     ask_judge,
     build_judge,
     import_judge,
-    validate_reward,
+    validate_rewards,
 )
 
 if TYPE_CHECKING:
@@ -85,29 +87,27 @@ class CompositeJudge(GroupJudge):
         return self._sum(now)
 
     async def compute_group_rewards(self, episodes: Sequence[JudgedEpisode]) -> list[Reward]:
-        names = [name for name in self._judges if name in episodes[0].later.kept["later"]]
-        said = await asyncio.gather(*(self._part(name, episodes) for name in names))
-        rewards = []
-        for index, episode in enumerate(episodes):
-            judged = {name: Judgement(**kept) for name, kept in episode.later.kept["parts"].items()}
-            judged |= {name: part[index] for name, part in zip(names, said, strict=True)}
-            rewards.append(self._sum(judged))
-        return rewards
+        judged = [
+            {name: Judgement(**kept) for name, kept in episode.later.kept["parts"].items()} for episode in episodes
+        ]
+        await asyncio.gather(*(self._judge_later(name, episodes, judged) for name in self._judges))
+        return [self._sum(each) for each in judged]
 
-    async def _part(self, name: str, episodes: Sequence[JudgedEpisode]) -> list[Judgement]:
+    async def _judge_later(
+        self, name: str, episodes: Sequence[JudgedEpisode], judged: list[dict[str, Judgement]]
+    ) -> None:
+        """Add what a part says of those episodes that it has not judged yet."""
+        left = [index for index, each in enumerate(episodes) if name in each.later.kept["later"]]
+        if not left:
+            return
         part = self._judges[name]
         if not isinstance(part, GroupJudge):
             raise ConfigError(f"{KEY}.{name}.judge: it returned Later, which only a GroupJudge may")
-        asked = [
-            JudgedEpisode(
-                each.workflow_task, each.workflow_output, each.calls, Later(each.later.kept["later"].get(name, {}))
-            )
-            for each in episodes
-        ]
-        if not part.per_episode:
-            return await _rewards(part, asked)
-        singly = await asyncio.gather(*(_rewards(part, [each]) for each in asked))
-        return [judgement for one in singly for judgement in one]
+        asked = [replace(episodes[index], later=Later(episodes[index].later.kept["later"][name])) for index in left]
+        together = [[each] for each in asked] if part.per_episode else [asked]
+        said = await asyncio.gather(*(_rewards(part, some) for some in together))
+        for index, judgement in zip(left, chain.from_iterable(said), strict=True):
+            judged[index][name] = judgement
 
     def _sum(self, judged: dict[str, Judgement]) -> Reward:
         chosen = judged[self._success_part].is_success if self._success_part else None
@@ -125,7 +125,7 @@ async def _rewards(part: GroupJudge, episodes: list[JudgedEpisode]) -> list[Judg
     value = part.compute_group_rewards(episodes)
     if inspect.isawaitable(value):
         value = await value
-    return [validate_reward(each, type(part).__name__) for each in value]
+    return validate_rewards(value, len(episodes), type(part).__name__)
 
 
 def _judge_of(name: str, config: Config, base_dirs: Sequence[Path]) -> BaseJudge:

@@ -29,7 +29,7 @@ from ajet.task_judge.base_judge import (
     JudgedEpisode,
     Judgement,
     Later,
-    validate_reward,
+    validate_rewards,
 )
 from ajet.task_runner.attempt import EarlyEnding, EndedEarly, WorkflowResult
 from ajet.task_runner.results import WorkflowInterrupted, called, describe, judge_result
@@ -352,7 +352,7 @@ async def _ask(judge: GroupJudge, episodes: list[JudgedEpisode], retries: int) -
     for attempt in range(retries + 1):
         try:
             value = await called(judge.compute_group_rewards, episodes)
-            return _checked(value, len(episodes), type(judge).__name__)
+            return validate_rewards(value, len(episodes), type(judge).__name__)
         except WorkflowInterrupted:
             raise
         except BaseException as error:  # noqa: BLE001 - user code: whatever it raises ends only these episodes
@@ -360,16 +360,6 @@ async def _ask(judge: GroupJudge, episodes: list[JudgedEpisode], retries: int) -
                 return describe(error)
             log.warning("the judge raised %s: %s; asking it again", type(error).__name__, error)
     raise AssertionError("unreachable")
-
-
-def _checked(value: object, count: int, judge_name: str) -> list[Judgement]:
-    if not isinstance(value, list | tuple) or len(value) != count:
-        said = f"{len(value)} of them" if isinstance(value, list | tuple) else f"a value of type {type(value).__name__}"
-        raise JudgeFault(
-            f"{judge_name}.compute_group_rewards should return a list of {count} rewards, one per episode, but "
-            f"returned {said}"
-        )
-    return [validate_reward(each, judge_name) for each in value]
 
 
 def _reward(episode: Episode, judgement: Judgement, judged: JudgedEpisode) -> None:

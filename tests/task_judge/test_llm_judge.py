@@ -324,3 +324,29 @@ def test_parts_of_only_common_judges_decide_at_once(tmp_path: Path) -> None:
 def test_parts_that_make_no_reward(reward: Reward) -> None:
     with pytest.raises(JudgeFault):
         validate_reward(reward)
+
+
+SOMETIMES = """
+from ajet.task_judge.base_judge import GroupJudge, Later
+
+class Sometimes(GroupJudge):
+    def compute_reward(self, workflow_task, workflow_output):
+        answer = workflow_output.metadata["final_answer"]
+        return Later({"answer": answer}) if answer else 0.0
+
+    def compute_group_rewards(self, episodes):
+        return [float(each.later.kept["answer"]) for each in episodes if each.later.kept["answer"] != "lost"]
+"""
+
+
+@pytest.mark.parametrize("answers", [("", "2", "3"), ("2", "", "3")])
+def test_a_part_may_decide_at_once_about_some_episodes_of_a_group(tmp_path: Path, answers: tuple[str, ...]) -> None:
+    (tmp_path / "sometimes.py").write_text(SOMETIMES)
+    parts = {"own": {"judge": f"{tmp_path}/sometimes.py->Sometimes"}, "rank": {"judge": "llm_judge"}}
+    ranked = {"task_judge__llm_judge__mode": "listwise", "task_judge__llm_judge__swap_order": False}
+    with helper(lambda _: '{"ranking": [1, 2, 3]}') as server:
+        config = configured(tmp_path, server.url, judge_type="composite", task_judge__parts=parts, **ranked)
+        said = ask_both(config, *(episode(answer) for answer in answers))
+        assert [each.parts["own"] for each in said] == [float(answer or 0) for answer in answers]
+        with pytest.raises(JudgeFault, match=r"Sometimes.compute_group_rewards should return a list of 2 rewards"):
+            ask_both(config, episode("lost"), episode("2"), episode(""))
