@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -147,8 +147,15 @@ def judge_rows(judge: BaseJudge, rows: Sequence[Scored]) -> None:
     if isinstance(judge, GroupJudge):
         judge.prepare()
     with ThreadPoolExecutor(AT_ONCE) as threads:  # a judge may block, and each call has a loop of its own as in a run
-        for _ in threads.map(lambda group: asyncio.run(_judge(judge, group)), groups.values()):
+        for _ in threads.map(lambda group: _judge_in_thread(judge, group), groups.values()):
             pass
+
+
+def _judge_in_thread(judge: BaseJudge, rows: list[Scored]) -> None:
+    from ajet.task_runner.thread_control import run_with_pauses
+
+    with asyncio.Runner() as runner:
+        run_with_pauses(runner.get_loop(), _judge(judge, rows))
 
 
 async def _judge(judge: BaseJudge, rows: list[Scored]) -> None:
@@ -163,11 +170,10 @@ async def _judge(judge: BaseJudge, rows: list[Scored]) -> None:
 async def _judgements(judge: BaseJudge, rows: list[Scored]) -> list[Judgement]:
     """As a run would ask: the reply is all that the workflow reports."""
     from ajet.schema.task import WorkflowOutput, WorkflowTask
-    from ajet.task_judge.base_judge import GroupJudge, JudgedCall, JudgedEpisode, Later, ask_judge, validate_reward
+    from ajet.task_judge.base_judge import GroupJudge, JudgedCall, JudgedEpisode, Later, ask_judge, validate_rewards
     from ajet.task_runner.results import called
 
-    given: list[Judgement] = []
-    later: list[JudgedEpisode] = []
+    said: list[Judgement | JudgedEpisode] = []
     for row in rows:
         task = WorkflowTask(task=row.task, task_id=row.task.task_id)
         output = WorkflowOutput(metadata={"final_answer": row.reply, "last_reply": row.reply})
@@ -175,14 +181,16 @@ async def _judgements(judge: BaseJudge, rows: list[Scored]) -> list[Judgement]:
         if isinstance(value, Later):
             asked = row.task.init_messages or [{"role": "user", "content": row.task.main_query}]
             call = JudgedCall("", asked, {"role": "assistant", "content": row.reply})
-            later.append(JudgedEpisode(task, output, [call], value))
+            said.append(JudgedEpisode(task, output, [call], value))
         else:
-            given.append(value)
-    if not later:
-        return given
-    assert isinstance(judge, GroupJudge), "only such a judge decides later"
-    values = await called(judge.compute_group_rewards, later)
-    return [validate_reward(value, type(judge).__name__) for value in values]
+            said.append(value)
+    waiting = [each for each in said if isinstance(each, JudgedEpisode)]
+    late: Iterator[Judgement] = iter(())
+    if waiting:
+        assert isinstance(judge, GroupJudge), "only such a judge decides later"
+        values = await called(judge.compute_group_rewards, waiting)
+        late = iter(validate_rewards(values, len(waiting), type(judge).__name__))
+    return [next(late) if isinstance(each, JudgedEpisode) else each for each in said]
 
 
 def agreement(rows: Sequence[Scored]) -> Agreement:

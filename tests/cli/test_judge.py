@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ajet.cli.judge import Scored, agreement
+from ajet.cli.judge import Scored, agreement, judge_rows
 from ajet.cli.main import main
-from ajet.schema.task import Task
+from ajet.config import make_config
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.task_judge.base_judge import GroupJudge, JudgedEpisode, Later
 from support.scripted_helper import helper
 
 PAGE = (Path(__file__).parents[2] / "docs/judges.md").read_text().split("## Is the judge right?")[1].split("\n## ")[0]
@@ -97,3 +100,16 @@ def test_what_is_wrong_with_the_input(capsys: pytest.CaptureFixture[str]) -> Non
     write([ROWS[-1]])
     assert main(["judge", "my_agent.yaml", "--scores", "scored.jsonl"]) == 1
     assert "the judge gave no score: JudgeFault" in capsys.readouterr().err
+
+
+def test_a_judge_may_decide_at_once_about_some_rows() -> None:
+    class Sometimes(GroupJudge):
+        def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+            return Later() if workflow_output.metadata["final_answer"] else 0.0
+
+        def compute_group_rewards(self, episodes: Sequence[JudgedEpisode]) -> Any:
+            return [float(each.last_reply) for each in episodes]
+
+    rows = [Scored(Task(main_query="q"), reply, 0.0) for reply in ("2", "", "3")]
+    judge_rows(Sometimes(make_config()), rows)
+    assert [(row.judged, row.why) for row in rows] == [(2.0, ""), (0.0, ""), (3.0, "")]
