@@ -93,15 +93,21 @@ class OpenJudge(GroupJudge):
             episode, names, answer_field=section.answer_field, reference_field=section.reference_field
         )
         inputs = {parameter: template.fill(values) for parameter, template in templates.items()}
-        number, answer = host.ask("grade", name=name, inputs=inputs)
+        number, answer = host.ask("grade", name=name, inputs=inputs, seconds=section.timeout)
+        scored = asyncio.wrap_future(answer)
+        late = JudgeFault(f"{section.grader} gave no score within {section.timeout:g} s ({KEY}.timeout)")
         try:
-            said = await asyncio.wait_for(asyncio.wrap_future(answer), section.timeout)
-        except TimeoutError:
-            await _end_if_stuck(host)
-            raise JudgeFault(f"{section.grader} gave no score within {section.timeout:g} s ({KEY}.timeout)") from None
+            while not (await asyncio.wait([scored], timeout=section.timeout))[0]:  # it may still wait for its turn
+                if await _end_if_stuck(host):
+                    raise late
+            said = scored.result()
         finally:
-            if not answer.done() or answer.cancelled():
+            if scored.cancel():
                 host.cancel(number)
+            else:
+                scored.exception()  # read: it has one if the process was ended
+        if said is None:
+            raise late
         return self._judgement(said)
 
     def _judgement(self, said: dict[str, Any]) -> Judgement:
@@ -156,13 +162,15 @@ class OpenJudge(GroupJudge):
         return {**usual, **own}
 
 
-async def _end_if_stuck(host: OpenJudgeHost) -> None:
+async def _end_if_stuck(host: OpenJudgeHost) -> bool:
     """End a process that doesn't answer a ping: a grader that blocks it would delay all others. The next question
-    starts a new one."""
+    starts a new one. Returns whether it was ended."""
     try:
         await asyncio.wait_for(asyncio.wrap_future(host.ask("ping")[1]), ALIVE_S)
     except (TimeoutError, JudgeFault):
         await asyncio.to_thread(host.close)
+        return True
+    return False
 
 
 _hosts: dict[str | None, OpenJudgeHost] = {}

@@ -147,11 +147,14 @@ async def _ping(graders: dict[str, Any], request: dict[str, Any]) -> str:
     return "here"
 
 
-async def _grade(graders: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
-    """Grade one answer: its score and the reason."""
+async def _grade(graders: dict[str, Any], request: dict[str, Any]) -> dict[str, Any] | None:
+    """Grade one answer: its score and the reason. None: it took too long, from the beginning of its turn."""
     grader, turns = graders[request["name"]]
     async with turns:
-        said = await grader.aevaluate(**request["inputs"])
+        try:
+            said = await asyncio.wait_for(grader.aevaluate(**request["inputs"]), request["seconds"])
+        except (TimeoutError, asyncio.TimeoutError):  # noqa: UP041 - two errors before Python 3.11
+            return None
     if (failed := getattr(said, "error", None)) is not None:
         raise ValueError(str(failed))
     return {"score": said.score, "reason": str(getattr(said, "reason", ""))}

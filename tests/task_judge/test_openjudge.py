@@ -259,3 +259,41 @@ def test_a_missing_grader_and_a_wrong_scale_are_explained() -> None:
         load_judge(configured(""))
     with pytest.raises(ConfigError, match=r"inputs\.wish: unknown placeholder \{qery\}; did you mean \{query\}"):
         load_judge(configured("X", inputs={"wish": "{qery}"}))
+
+
+SLOW = """
+import asyncio
+
+class Score:
+    error, reason = None, ""
+    def __init__(self, score):
+        self.score = score
+
+class SlowGrader:
+    mode = "pointwise"
+    async def aevaluate(self, **given):
+        return await self._aevaluate(**given)
+    async def _aevaluate(self, response):
+        await asyncio.sleep(float(response))
+        return Score(float(response))
+"""
+
+
+def test_the_time_for_a_grade_begins_with_its_turn(tmp_path: Path) -> None:
+    """With a stand-in for the package: several wait for the one that is graded."""
+    (tmp_path / "openjudge.py").touch()
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "python").write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    inputs = {"response": "{answer}"}
+    keys = {"python": str(tmp_path / "python"), "max_concurrent": 1, "timeout": 1.5, "inputs": inputs}
+    found = judge(configured("slow->SlowGrader", **keys))
+
+    async def grade(*answers: str) -> list[Any]:
+        asked = [found.compute_group_rewards([episode(answer)]) for answer in answers]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    rewards = [validate_reward(said[0]).reward for said in asyncio.run(grade("0.5", "0.6", "0.7", "0.8"))]
+    assert rewards == [0.5, 0.6, 0.7, 0.8]
+    (fault,) = asyncio.run(grade("30"))
+    assert isinstance(fault, JudgeFault) and "gave no score within 1.5 s" in str(fault)
