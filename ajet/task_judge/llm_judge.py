@@ -25,7 +25,7 @@ from ajet.schema.errors import ConfigError, JudgeFault
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import GroupJudge, JudgedEpisode, Judgement, Later
 from ajet.task_judge.helper import Asker, HelperModel
-from ajet.task_judge.helper_answers import AnswerCache, WrongAnswer, read_json
+from ajet.task_judge.helper_answers import AnswerCache, read_json
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*(?:\.[\w-]+)?)\}")
 NAMES = ("query", "answer", "reference", "conversation", "environment")
@@ -221,15 +221,13 @@ class Grader:
         messages: list[Message] = [{"role": "user", "content": question}]
         if self.system_prompt:
             messages.insert(0, {"role": "system", "content": self.system_prompt})
-
-        def read(text: str) -> Any:
-            value = read_json(text, schema)
-            for key in ("score", "ranking"):
-                if isinstance(value.get(key), bool):
-                    raise WrongAnswer(f"{key} should be a number")
-            return value
-
-        return await self.asker.ask(messages, read, draw=vote, temperature=self.temperature, max_tokens=self.max_tokens)
+        return await self.asker.ask(
+            messages,
+            lambda text: read_json(text, schema),
+            draw=vote,
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
+        )
 
     def _together(self, scores: list[float]) -> float:
         return statistics.median(scores) if self.combine == "median" else statistics.fmean(scores)
