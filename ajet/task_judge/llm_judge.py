@@ -379,7 +379,7 @@ def _templates(section: LlmJudgeConfig, scale: Scale) -> tuple[Template, Templat
     if section.mode == "listwise" and "{answers}" not in listwise:
         raise ConfigError(f"{key}: a listwise prompt needs {{answers}}, where the numbered answers go")
     if section.mode == "listwise":
-        _refuse_single(Template(listwise, key, more=("answers",)).names, key)
+        refuse_single(Template(listwise, key, more=("answers",)).names, key)
     templates = (
         Template(f"{pointwise}\n{form(scale)}", key),
         Template(f"{listwise}\n{RANKING_FORM}", key, more=("answers",)),
@@ -390,7 +390,7 @@ def _templates(section: LlmJudgeConfig, scale: Scale) -> tuple[Template, Templat
     return templates
 
 
-def _refuse_single(names: set[str], key: str) -> None:
+def refuse_single(names: set[str], key: str) -> None:
     """Refuse a listwise prompt with placeholders that differ from episode to episode."""
     single = sorted(n for n in names if n in ("answer", "conversation", "environment") or n.startswith("output."))
     if single:

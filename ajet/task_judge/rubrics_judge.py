@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING
 from ajet.schema.errors import ConfigError
 from ajet.task_judge.base_judge import JudgedEpisode
 from ajet.task_judge.helper import Asker, HelperModel
-from ajet.task_judge.llm_judge import ABOUT, RANKING_FORM, Grader, ModelJudge, Scale, Template, asker, form, temperature
+from ajet.task_judge.llm_judge import (
+    ABOUT,
+    RANKING_FORM,
+    Grader,
+    ModelJudge,
+    Scale,
+    Template,
+    asker,
+    form,
+    refuse_single,
+    temperature,
+)
 from ajet.task_judge.rubrics import Example, Rubrics, RubricsWriter, WritingPlan, read_examples
 
 if TYPE_CHECKING:
@@ -197,6 +208,8 @@ def _templates(section: RubricsConfig, scale: Scale) -> tuple[Template, Template
         if name not in chosen:
             raise ConfigError(f"{key}: a {section.grader_mode} prompt needs {name}")
     more = ("rubrics", "answers")
+    if section.grader_mode == "listwise":
+        refuse_single(Template(listwise, key, more=more).names, key)
     return (
         Template(f"{pointwise}\n{form(scale)}", key, more=more),
         Template(f"{listwise}\n{RANKING_FORM}", key, more=more),

@@ -167,6 +167,11 @@ def test_a_prompt_of_ones_own_needs_its_places(tmp_path: Path) -> None:
         RubricsJudge(configured(tmp_path, "http://127.0.0.1:9/v1", None, custom_evaluation_prompt="{answer}"))
     with pytest.raises(ConfigError, match="no prompt for language 'en'"):
         RubricsJudge(configured(tmp_path, "http://127.0.0.1:9/v1", None, custom_evaluation_prompt={"zh": "x"}))
+    listwise = {"grader_mode": "listwise", "custom_evaluation_prompt": "{rubrics} {answers} {conversation}"}
+    with pytest.raises(
+        ConfigError, match=r"custom_evaluation_prompt: \{conversation\} differs from episode to episode"
+    ):
+        RubricsJudge(configured(tmp_path, "http://127.0.0.1:9/v1", None, **listwise))
 
 
 def test_the_command_writes_and_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
