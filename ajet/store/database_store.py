@@ -177,7 +177,7 @@ class DatabaseStore(RolloutStore):
         self._clock = clock
         self._opened_at = 0.0
         self._next_look = 0.0
-        self._earlier = asyncio.Event()
+        self._earlier: asyncio.Event
         """A deadline was set that is before the watchdog's next look."""
         self._tasks: list[asyncio.Task[None]] = []
         self.waiting = Waiting()
@@ -186,17 +186,27 @@ class DatabaseStore(RolloutStore):
         """Connect. Raises a StoreError."""
         await self._database.open(self.waiting.happened, self.waiting.wake_all)
         self._opened_at = self._clock()
-        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._sweep())]
+        self._begin_watch()
         return self
+
+    def keep_watch(self) -> None:
+        """Go on ending overdue attempts and deleting old rollouts if the event loop that did so is closed, as between
+        one `asyncio.run` and the next."""
+        if any(task.get_loop().is_closed() for task in self._tasks):
+            self._begin_watch()
+
+    def _begin_watch(self) -> None:
+        self._earlier = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._sweep())]
 
     async def __aenter__(self) -> DatabaseStore:
         return await self.open()
 
     async def aclose(self) -> None:
-        for task in self._tasks:
+        tasks, self._tasks = [task for task in self._tasks if not task.done()], []
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._database.aclose()
 
     # ------------------------------------------------------------ requests

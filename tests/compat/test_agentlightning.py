@@ -164,6 +164,19 @@ def test_what_an_agent_returns_or_raises_costs_its_own_attempt_only() -> None:
     asyncio.run(run())
 
 
+def test_a_store_goes_on_under_another_event_loop() -> None:
+    store = agl.InMemoryLightningStore()
+
+    async def overdue() -> str:
+        rollout = await store.enqueue_rollout(1, config=agl.RolloutConfig(timeout_seconds=0.1))
+        assert await store.dequeue_rollout() is not None
+        (ended,) = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=20)
+        return str(ended.attempt and ended.attempt.status)
+
+    assert [asyncio.run(overdue()) for _ in range(2)] == ["timeout", "timeout"]
+    asyncio.run(store.close())
+
+
 @pytest.mark.parametrize("ended_by", ["timeout", "cancelled"])
 def test_an_attempt_that_is_over_stops_its_agent(ended_by: str) -> None:
     async def run() -> None:
@@ -281,11 +294,14 @@ def test_many_at_once_and_what_is_missing() -> None:
             assert [one.worker_id for one in await store.query_workers(status_in=["busy"])] == ["w-1"]
             assert await store.query_workers(worker_id_contains="x") == []
             server = agl.LightningStoreServer(store, "127.0.0.1", 0)
-            await server.start()
-            try:
-                assert len(await server.query_rollouts()) == 2, "the same store, still open"
-            finally:
-                await server.stop()
+            for _ in range(2):  # it may be started again
+                await server.start()
+                try:
+                    client = agl.LightningStoreClient(server.endpoint, server.key)
+                    assert len(await client.query_rollouts()) == 2, "the same store, still open"
+                    await client.close()
+                finally:
+                    await server.stop()
 
     asyncio.run(run())
     with pytest.raises(AttributeError, match="LLMProxy is not here: the gateway"):

@@ -79,6 +79,8 @@ class LightningStore:
 
     async def ready(self) -> RolloutStore:
         """The store, opened when it is first used."""
+        if self._opened and isinstance(self.ours, DatabaseStore):
+            self.ours.keep_watch()
         if not self._opened:
             async with self._opening:
                 if not self._opened:
@@ -315,7 +317,8 @@ class LightningStoreServer(LightningStore):
 
     async def start(self) -> None:
         store = cast(DatabaseStore, await self.ready())
-        self.key = await store.tables(lambda tables: issue(tables, "agentlightning", list(Role)))
+        if not self.key:  # the one from before `stop` is still valid
+            self.key = await store.tables(lambda tables: issue(tables, "agentlightning", list(Role)))
         self._server = StoreServer(store)
         await self._server.start(self._host, self._port, "host or port")
 
