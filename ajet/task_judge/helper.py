@@ -368,6 +368,14 @@ class Asker:
         """`ask`, for code that doesn't await."""
         return self._submit(self._ask(list(messages), read, draw, sampling)).result()
 
+    @property
+    def spent(self) -> str:
+        """Calls, tokens and cost so far, in words."""
+        budget = self.helper.budget
+        kept = f", {self.cached} from the cache" if self.cached else ""
+        cost = f", cost {budget.cost:.4g}" if budget.cost else ""
+        return f"{budget.calls} calls{kept}, {budget.tokens:,} tokens{cost}"
+
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self.helper.loop())
 

@@ -131,7 +131,7 @@ class OpenJudge(GroupJudge):
     def _build(self, host: OpenJudgeHost) -> tuple[OpenJudgeHost, str, dict[str, Template]]:
         section = self._section
         name = json.dumps([section.grader, section.options, section.model], sort_keys=True, default=str)
-        asked: dict[str, Any] = {"name": name, "grader": section.grader, "options": _plain(section.options)}
+        asked: dict[str, Any] = {"name": name, "grader": section.grader, "options": section.options}
         asked["at_once"] = section.max_concurrent
         built = self._answer(host, **asked, model=None)
         if built.get("needs_model"):
@@ -185,9 +185,3 @@ def shared_host(python: str | None) -> OpenJudgeHost:
             host = _hosts[python] = OpenJudgeHost(python)
             atexit.register(host.close)
     return host.ready()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value

@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet.schema.errors import TaskDataError, UserError
 from ajet.task_judge.helper import Asker
 from ajet.task_judge.helper_answers import NearDuplicates, read_json
-from ajet.task_judge.llm_judge import Grade, Grader
+from ajet.task_judge.llm_judge import Grade, Grader, Scale
+
+if TYPE_CHECKING:
+    from ajet.config.judges import RubricsConfig
 
 log = logging.getLogger("ajet.rubrics")
 
@@ -195,24 +198,6 @@ Write in {language}. Answer with a JSON object and nothing after it: {{"rubrics"
 """
 
 
-@dataclass(frozen=True, slots=True)
-class WritingPlan:
-    """How rubrics are written."""
-
-    per_example: int = 1
-    rounds: int = 1
-    """The number of passes over all examples."""
-    revisions: int = 3
-    themes: int | None = None
-    most: int = 200
-    only_new: bool = False
-    """Leave out rubrics that nearly repeat another one."""
-    stop_early: bool = False
-    """Stop once examples add nothing new."""
-    language: str = "en"
-    max_tokens: int = 2048
-
-
 class RubricsWriter:
     """Writes the rubrics of one grader. `grader_by` makes a grader from rubrics."""
 
@@ -220,21 +205,21 @@ class RubricsWriter:
         self,
         asker: Asker,
         grader_by: Callable[[Rubrics], Grader],
-        plan: WritingPlan,
-        *,
-        mode: str,
-        on_progress: Callable[[int, int], None] = lambda done, all_: None,
+        section: RubricsConfig,
+        on_progress: Callable[[int, int], None],
     ) -> None:
-        self._asker, self._grader_by, self._plan, self._mode = asker, grader_by, plan, mode
+        self._asker, self._grader_by, self._section, self._mode = asker, grader_by, section, section.grader_mode
+        self._scale = Scale(section.min_score, section.max_score)
+        self._language = LANGUAGES.get(section.language, section.language)
         self._on_progress = on_progress
 
     async def write(self, examples: Sequence[Example], tried_on: Sequence[Example] = ()) -> Rubrics:
         """Write rubrics and measure how well they agree with the labels."""
         proposed = await self._propose_all(examples)
         texts = self._select(proposed)
-        if self._plan.themes is not None:
+        if self._section.enable_categorization:
             texts = await self._sum_up(texts)
-        rubrics = Rubrics(texts[: self._plan.most], mode=self._mode, model=self._asker.helper.model)
+        rubrics = Rubrics(texts[: self._section.max_total_rubrics], mode=self._mode, model=self._asker.helper.model)
         rubrics.about = {
             "examples": len(examples),
             "proposed": len(proposed),
@@ -252,7 +237,7 @@ class RubricsWriter:
                 right for example, grades in zip(examples, graded, strict=True) for right in _pairs(example, grades)
             ]
             return {"pairs_in_right_order": round(sum(pairs) / len(pairs), 4) if pairs else None}
-        scale = grader.scale
+        scale = self._scale
         errors = [
             abs(grades[0].score - example.labels[0]) / (scale.high - scale.low)
             for example, grades in zip(examples, graded, strict=True)
@@ -264,8 +249,8 @@ class RubricsWriter:
         }
 
     async def _propose_all(self, examples: Sequence[Example]) -> list[str]:
-        work = [example for _ in range(self._plan.rounds) for example in examples]
-        if not self._plan.stop_early:
+        work = [example for _ in range(self._section.generate_number) for example in examples]
+        if self._section.sampling_mode == "all_samples":
             done = 0
 
             async def one(number: int, example: Example) -> list[str]:
@@ -284,20 +269,18 @@ class RubricsWriter:
             found += new
             self._on_progress(number + 1, len(work))
             idle = 0 if new else idle + 1
-            if idle >= PATIENCE or len(found) >= self._plan.most:
+            if idle >= PATIENCE or len(found) >= self._section.max_total_rubrics:
                 break
         return found
 
     async def _propose(self, example: Example, number: int) -> list[str]:
         """Rubrics from one example, revised until grading by them agrees with its label."""
+        count = self._section.query_specific_generate_number
         question = PROPOSE.format(
-            query=example.query,
-            graded=self._shown(example),
-            count=self._plan.per_example,
-            language=LANGUAGES.get(self._plan.language, self._plan.language),
+            query=example.query, graded=self._shown(example), count=count, language=self._language
         )
-        texts = await self._texts(question, number, self._plan.per_example)
-        for _ in range(self._plan.revisions - 1):
+        texts = await self._texts(question, number, count)
+        for _ in range(self._section.max_epochs - 1):
             grades = await self._grade(self._grader_by(Rubrics(texts)), example)
             if self._agrees(example, grades):
                 break
@@ -306,7 +289,7 @@ class RubricsWriter:
                 grade=", ".join(f"{grade.score:g}" for grade in grades),
                 reason=next((reason for grade in grades for reason in grade.reasons if reason), "none given"),
             )
-            texts = await self._texts(question + again, number, self._plan.per_example)
+            texts = await self._texts(question + again, number, count)
         return texts
 
     async def _texts(self, question: str, draw: int, count: int) -> list[str]:
@@ -327,7 +310,7 @@ class RubricsWriter:
             lambda text: read_json(text, schema)["rubrics"],
             draw=draw,
             temperature=0.0,
-            max_tokens=self._plan.max_tokens,
+            max_tokens=self._section.max_tokens,
         )
         return [" ".join(text.split()) for text in said]
 
@@ -338,15 +321,13 @@ class RubricsWriter:
     def _agrees(self, example: Example, grades: Sequence[Grade]) -> bool:
         if self._mode == "listwise":
             return all(_pairs(example, grades))
-        scale = self._grader_by(Rubrics(["-"])).scale
-        return abs(grades[0].score - example.labels[0]) <= AGREES * (scale.high - scale.low)
+        return abs(grades[0].score - example.labels[0]) <= AGREES * (self._scale.high - self._scale.low)
 
     def _shown(self, example: Example) -> str:
         if self._mode == "pointwise":
-            scale = self._grader_by(Rubrics(["-"])).scale
             return (
                 f"<answer>\n{example.answers[0]}\n</answer>\n\nGrade: {example.labels[0]:g}, on a scale from "
-                f"{scale.low:g} (worst) to {scale.high:g} (best)"
+                f"{self._scale.low:g} (worst) to {self._scale.high:g} (best)"
             )
         shown = [
             f'<answer rank="{rank:g}">\n{answer}\n</answer>'
@@ -355,19 +336,15 @@ class RubricsWriter:
         return "\n".join(shown) + "\n\nRank 1 is the best answer."
 
     def _select(self, texts: list[str]) -> list[str]:
-        known = NearDuplicates(SIMILAR if self._plan.only_new else 1.0)
+        known = NearDuplicates(SIMILAR if self._section.aggregation_mode == "merge_similar" else 1.0)
         kept = [text for text in texts if known.add(text) is None]
         if not kept:
             raise RubricsError("no rubric was written: the examples led to none")
         return kept
 
     async def _sum_up(self, texts: list[str]) -> list[str]:
-        count = min(self._plan.themes or len(texts), len(texts))
-        question = SUM_UP.format(
-            rubrics=Rubrics(texts).as_text(),
-            count=count,
-            language=LANGUAGES.get(self._plan.language, self._plan.language),
-        )
+        count = min(self._section.categories_number, len(texts))
+        question = SUM_UP.format(rubrics=Rubrics(texts).as_text(), count=count, language=self._language)
         return await self._texts(question, 0, count)
 
 

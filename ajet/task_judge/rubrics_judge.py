@@ -30,7 +30,7 @@ from ajet.task_judge.llm_judge import (
     refuse_single,
     temperature,
 )
-from ajet.task_judge.rubrics import Example, Rubrics, RubricsWriter, WritingPlan, read_examples
+from ajet.task_judge.rubrics import Example, Rubrics, RubricsWriter, read_examples
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -57,7 +57,13 @@ class RubricsJudge(ModelJudge):
         self.scale = Scale(section.min_score, section.max_score)
         self.rubrics: Rubrics | None = None
         self.path = Path(section.rubrics_file) if section.rubrics_file else config.cache_path / "rubrics.yaml"
-        self._asker = rubrics_asker(config, section)
+        self._asker = asker(
+            config,
+            HelperModel.chosen(config, section.model_name, f"{KEY}.model_name"),
+            max_concurrent=section.max_concurrent,
+            retries=section.max_retries,
+            cache=section.cache,
+        )
         self._templates = _templates(section, self.scale)
 
     def prepare(self) -> None:
@@ -114,19 +120,8 @@ class RubricsJudge(ModelJudge):
         """Write new rubrics from graded examples, without touching any file."""
         section = self.section
         most = section.num_reference_samples
-        plan = WritingPlan(
-            per_example=section.query_specific_generate_number,
-            rounds=section.generate_number,
-            revisions=section.max_epochs,
-            themes=section.categories_number if section.enable_categorization else None,
-            most=section.max_total_rubrics,
-            only_new=section.aggregation_mode == "merge_similar",
-            stop_early=section.sampling_mode == "smart_sampling",
-            language=section.language,
-            max_tokens=section.max_tokens,
-        )
         progress = _Progress(self._asker)
-        writer = RubricsWriter(self._asker, self.grader_by, plan, mode=self.mode, on_progress=progress)
+        writer = RubricsWriter(self._asker, self.grader_by, section, progress)
         used = list(examples)[:most] if most else list(examples)
         try:
             rubrics = asyncio.run(writer.write(used, tried_on))
@@ -160,34 +155,11 @@ class _Progress:
     def __call__(self, done: int, total: int) -> None:
         if time.monotonic() - self._said_at >= REPORT_S or done == total:
             self._said_at = time.monotonic()
-            log.info("rubrics: %d of %d examples, %s", done, total, self._spent())
+            log.info("rubrics: %d of %d examples, %s", done, total, self._asker.spent)
 
     def end(self, rubrics: Rubrics) -> None:
         about = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in rubrics.about.items())
-        log.info("rubrics: %d written (%s); %s", len(rubrics.texts), about, self._spent())
-
-    def _spent(self) -> str:
-        return spent(self._asker)
-
-
-def spent(asker: Asker) -> str:
-    """Calls, tokens and cost so far, in words."""
-    budget = asker.helper.budget
-    cost = f", cost {budget.cost:.4g}" if budget.cost else ""
-    kept = f", {asker.cached} from the cache" if asker.cached else ""
-    return f"{budget.calls} calls{kept}, {budget.tokens:,} tokens{cost}"
-
-
-def rubrics_asker(config: Config, section: RubricsConfig) -> Asker:
-    """The asker for rubrics and grades."""
-    helper = HelperModel.chosen(config, section.model_name, f"{KEY}.model_name")
-    return asker(
-        config,
-        helper,
-        max_concurrent=section.max_concurrent,
-        retries=section.max_retries,
-        cache=section.cache,
-    )
+        log.info("rubrics: %d written (%s); %s", len(rubrics.texts), about, self._asker.spent)
 
 
 def _templates(section: RubricsConfig, scale: Scale) -> tuple[Template, Template]:

@@ -14,7 +14,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,11 +101,9 @@ class Written:
 class TaskWriter:
     """Writes the tasks of one run."""
 
-    def __init__(
-        self, asker: Asker, reader: TaskReaderConfig, spent: Callable[[], str], embedder: Asker | None = None
-    ) -> None:
+    def __init__(self, asker: Asker, reader: TaskReaderConfig, embedder: Asker | None) -> None:
         self._embed = None if embedder is None else embedder.vectors
-        self._asker, self._seed, self._section, self._spent = asker, reader.seed, reader.data_generation, spent
+        self._asker, self._seed, self._section = asker, reader.seed, reader.data_generation
         self._said_at = time.monotonic()
         self._unusable = 0
         self._refusals: list[str] = []
@@ -237,7 +235,7 @@ class TaskWriter:
             done += 1
             if time.monotonic() - self._said_at > REPORT_S:
                 self._said_at = time.monotonic()
-                log.info("writing tasks: %d of %d questions answered, %s", done, len(work), self._spent())
+                log.info("writing tasks: %d of %d questions answered, %s", done, len(work), self._asker.spent)
             return result
 
         try:
@@ -263,7 +261,7 @@ class TaskWriter:
             "tasks written: %d to train on, %d to validate on; left out: %d repetitions, %d that repeated a validation "
             "task, %d rejected by the review, %d unusable answers, %d refused questions; %s",
             *(len(written.training), len(written.validation), written.repeated, written.leaks),
-            *(written.rejected, written.unusable, written.refused, self._spent()),
+            *(written.rejected, written.unusable, written.refused, self._asker.spent),
         )
 
 
@@ -326,14 +324,8 @@ class DataGenerationReader(BaseTaskReader):
         asker = Asker(helper, cache=cache, max_concurrent=section.num_workers)
         vectors = HelperModel.for_embeddings(self.config)
         embedder = None if vectors is None else Asker(vectors, cache=cache)
-
-        def spent() -> str:
-            budget = helper.budget
-            cost = f", cost {budget.cost:.4g}" if budget.cost else ""
-            return f"{budget.calls} calls, {asker.cached} from the cache, {budget.tokens:,} tokens{cost}"
-
         log.info("writing %d tasks from %d documents (%d chunks)", section.task_num, len(documents), len(chunks))
-        writing = TaskWriter(asker, self.reader_config, spent, embedder).write(chunks, seeds)
+        writing = TaskWriter(asker, self.reader_config, embedder).write(chunks, seeds)
         written = asyncio.run_coroutine_threadsafe(writing, helper.loop()).result()
         if reader.cache_enabled:
             _save(kept, written)
