@@ -119,7 +119,18 @@ def refuse_no_validation(config: Config, validation: Sequence[Task]) -> None:
 
 
 def repeated(config: Config, training: Sequence[Task], validation: Sequence[Task]) -> Iterator[str]:
-    """A warning if tasks of files are both trained on and validated on."""
+    """A warning if tasks of files are both trained on and validated on, or share an id that means two things."""
+    asked = {task.task_id: (task.main_query, task.init_messages) for task in training}
+    taken = [
+        task.task_id
+        for task in validation
+        if task.task_id in asked and asked[task.task_id] != (task.main_query, task.init_messages)
+    ]
+    if taken:
+        yield (
+            f"validation tasks that have the id of a training task and ask something else: {len(taken)} (first: "
+            f"{taken[0]!r}); what is recorded of a task is found by its id, so give them ids of their own"
+        )
     if config.ajet.task_reader.type in FILES:
         for label, text in overlap_lines(training, validation, near=False):
             yield f"{label}: {text}; validation measures memory there. `ajet tasks check` looks for more"

@@ -47,7 +47,7 @@ class HuggingFaceReader(BaseTaskReader):
         for index, row in enumerate(self._splits[split]):
             try:
                 task = task_from_record(row, self.reader_config.fields, query_needed=False)
-                tasks.append(task if task.task_id else task.model_copy(update={"task_id": str(index)}))
+                tasks.append(task if task.task_id else task.model_copy(update={"task_id": f"{split}-{index}"}))
             except BadRecord as error:
                 place = f"{path} [{split}], row {index + 1}: {error}"
                 if skipped >= self.reader_config.skip_bad_lines:

@@ -64,8 +64,9 @@ def test_a_folder_of_splits_and_a_saved_data_set(tmp_path: Path) -> None:
     for path in (folder, tmp_path / "saved"):
         both = reader(dataset_path=str(path), validation_split="test")
         assert seen(read_training_tasks(both)) == expected()
-        assert [task.task_id for task in read_training_tasks(both)] == ["0", "1", "2", "3", "4"]
+        assert [task.task_id for task in read_training_tasks(both)] == [f"train-{n}" for n in range(5)]
         assert seen(read_validation_tasks(both)) == expected()[:3]
+        assert [task.task_id for task in read_validation_tasks(both)] == [f"test-{n}" for n in range(3)]
         with pytest.raises(TaskDataError, match=r"no split 'tset'; it has 'train', 'test'; did you mean 'test'\?"):
             read_training_tasks(reader(dataset_path=str(path), training_split="tset"))
 

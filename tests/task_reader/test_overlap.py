@@ -94,6 +94,11 @@ def test_it_is_shown_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert main(["tasks", "check", "a.yaml"]) == 0
     assert capsys.readouterr().out == "tasks             512 to train on, 1 to validate on\n"
     assert main(["tasks", "generate", "a.yaml"]) == 2
+    write("validation.jsonl", "t", ["What is 3 - 1?"])
+    assert main(["validate", "a.yaml"]) == 0
+    assert "validation tasks that have the id of a training task and ask something else: 1 (first: 't-0')" in (
+        capsys.readouterr().out
+    )
 
 
 def write(file: str, name: str, asked: list[str]) -> None:
