@@ -212,15 +212,11 @@ def sign_flip_p(differences: Sequence[float]) -> float:
         return 1.0
     reached = abs(sum(differences)) - 1e-12 * sum(moved)
     if len(moved) <= EXACT_UP_TO:
-        sums = (sum(one * sign for one, sign in zip(moved, signs, strict=True)) for signs in _signs(len(moved)))
+        sums = map(sum, product(*((one, -one) for one in moved)))
         return sum(abs(one) >= reached for one in sums) / float(2 ** len(moved))
     draw = random.Random(0)
     hits = sum(abs(sum(one if draw.random() < 0.5 else -one for one in moved)) >= reached for _ in range(FLIPS))
     return (hits + 1) / (FLIPS + 1)
-
-
-def _signs(count: int) -> product[tuple[int, ...]]:
-    return product((1, -1), repeat=count)
 
 
 def t_quantile(probability: float, freedom: int) -> float:

@@ -360,13 +360,8 @@ class Asker:
         `draw`: the same question with another number is asked again instead of being read from the cache. Raises
         HelperError, UnusableAnswerError, or HelperBudgetError.
         """
-        return await asyncio.wrap_future(self._submit(self._ask(list(messages), read, draw, sampling)))
-
-    def ask_blocking(
-        self, messages: Sequence[Message], read: Callable[[str], T], *, draw: int = 0, **sampling: Any
-    ) -> T:
-        """`ask`, for code that doesn't await."""
-        return self._submit(self._ask(list(messages), read, draw, sampling)).result()
+        work = self._ask(list(messages), read, draw, sampling)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.helper.loop()))
 
     @property
     def spent(self) -> str:
@@ -375,9 +370,6 @@ class Asker:
         kept = f", {self.cached} from the cache" if self.cached else ""
         cost = f", cost {budget.cost:.4g}" if budget.cost else ""
         return f"{budget.calls} calls{kept}, {budget.tokens:,} tokens{cost}"
-
-    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self.helper.loop())
 
     async def _ask(self, messages: list[Message], read: Callable[[str], T], draw: int, sampling: dict[str, Any]) -> T:
         key = AnswerCache.key(self.helper.model, messages, sampling, draw)

@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -286,23 +287,15 @@ FORMAT = 1
 class DataGenerationReader(BaseTaskReader):
     """`ajet.task_reader.data_generation`."""
 
-    def __init__(self, reader_config: TaskReaderConfig) -> None:
-        super().__init__(reader_config)
-        self._written: Written | None = None
-
     def get_training_tasks(self) -> list[Task]:
-        return self.written().training
+        return self.written.training
 
     def get_validation_tasks(self) -> list[Task]:
-        return self.written().validation
+        return self.written.validation
 
+    @cached_property
     def written(self) -> Written:
         """All tasks: loaded from an earlier run, or newly written."""
-        if self._written is None:
-            self._written = self._load_or_write()
-        return self._written
-
-    def _load_or_write(self) -> Written:
         section = self.reader_config.data_generation
         reader = section.document_reader
         documents = read_documents(reader.document_path, self.config.base_dirs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,6 @@ SECTION = "ajet.task_reader.huggingface_dat_repo"
 class HuggingFaceReader(BaseTaskReader):
     """Reads `training_split` and `validation_split` of `dataset_path`. A row without an id gets its index."""
 
-    def __init__(self, reader_config: Any) -> None:
-        super().__init__(reader_config)
-        self._splits: dict[str, Iterable[dict[str, Any]]] | None = None
-
     def get_training_tasks(self) -> list[Task]:
         split = self.reader_config.huggingface_dat_repo.training_split
         if split is None:
@@ -37,8 +34,6 @@ class HuggingFaceReader(BaseTaskReader):
 
     def _tasks(self, key: str, split: str) -> list[Task]:
         path = self.reader_config.huggingface_dat_repo.dataset_path
-        if self._splits is None:
-            self._splits = self._load()
         if split not in self._splits:
             there = f"it has {', '.join(map(repr, self._splits))}{nearest_name(split, self._splits)}"
             raise TaskDataError(f"{SECTION}.{key}: {path} has no split {split!r}; {there}")
@@ -64,7 +59,8 @@ class HuggingFaceReader(BaseTaskReader):
             )
         return tasks
 
-    def _load(self) -> dict[str, Iterable[dict[str, Any]]]:
+    @cached_property
+    def _splits(self) -> dict[str, Iterable[dict[str, Any]]]:
         settings = self.reader_config.huggingface_dat_repo
         if settings.dataset_path is None:
             raise TaskDataError(f"{SECTION}.dataset_path is missing: give a hub name, a folder or a file")

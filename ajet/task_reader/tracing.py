@@ -15,10 +15,11 @@ import logging
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ajet.config.tasks import TaskReaderConfig, TraceFilterConfig
+from ajet.config.tasks import TraceFilterConfig
 from ajet.observe.episode_codec import decode_episode
 from ajet.observe.otlp import attributes_of, objects, raw_spans
 from ajet.observe.tracing import read_call
@@ -288,34 +289,26 @@ MARKED = re.compile(r"####\s*(\S[^\n]*)")
 class TracingReader(BaseTaskReader):
     """`ajet.task_reader.tracing`."""
 
-    def __init__(self, reader_config: TaskReaderConfig) -> None:
-        super().__init__(reader_config)
-        self._accepted: list[Task] | None = None
-
     def get_training_tasks(self) -> list[Task]:
         validation = {task.task_id for task in self.get_validation_tasks()}
-        tasks = [task for task in self.accepted() if task.task_id not in validation]
+        tasks = [task for task in self.accepted if task.task_id not in validation]
         if not tasks:
             raise TaskDataError(
-                f"{KEY}: all {len(self.accepted())} tasks are on the validation side: lower "
+                f"{KEY}: all {len(self.accepted)} tasks are on the validation side: lower "
                 "ajet.task_reader.tracing.validation_share"
             )
         return tasks
 
     def get_validation_tasks(self) -> list[Task]:
-        tasks, most = self.accepted(), self.reader_config.tracing.validation_share
+        tasks, most = self.accepted, self.reader_config.tracing.validation_share
         validation = [task for task in tasks if _place(task) < most]
         if len(validation) == len(tasks) and most < 1:  # of few traces: there must be something to train on
             validation.remove(max(tasks, key=_place))
         return validation
 
+    @cached_property
     def accepted(self) -> list[Task]:
         """All tasks that passed the filters, in the order of the traces."""
-        if self._accepted is None:
-            self._accepted = self._read()
-        return self._accepted
-
-    def _read(self) -> list[Task]:
         section = self.reader_config.tracing
         if not section.base_url:
             raise TaskDataError(f"{KEY} is missing: name a trace file or a folder of them")

@@ -88,25 +88,26 @@ def test_an_answer_that_stays_wrong_is_an_error_with_its_text(server: Server, tm
     cache = AnswerCache(tmp_path / "a.sqlite")
     asker = Asker(HelperModel("m", server.url), retries=1, cache=cache)
     with pytest.raises(UnusableAnswerError, match=r"in 2 tries: it holds no JSON value.*I'd say seven"):
-        asker.ask_blocking(ASK, score)
+        asyncio.run(asker.ask(ASK, score))
     assert not cache.path.exists(), "only usable answers are kept"
 
 
 def test_answers_are_kept_by_content(server: Server, tmp_path: Path) -> None:
     for _ in range(2):  # the second time as in another process
         asker = Asker(HelperModel("m", server.url), cache=AnswerCache(tmp_path / "x" / "a.sqlite"))
-        assert asker.ask_blocking(ASK, score, temperature=0) == 7
+        assert asyncio.run(asker.ask(ASK, score, temperature=0)) == 7
     assert len(server.seen) == 1 and asker.cached == 1
-    asker.ask_blocking(ASK, score, temperature=1)
-    asker.ask_blocking(ASK, score, temperature=0, draw=1)
-    Asker(HelperModel("other", server.url), cache=asker.cache).ask_blocking(ASK, score, temperature=0)
+    asyncio.run(asker.ask(ASK, score, temperature=1))
+    asyncio.run(asker.ask(ASK, score, temperature=0, draw=1))
+    other = Asker(HelperModel("other", server.url), cache=asker.cache)
+    asyncio.run(other.ask(ASK, score, temperature=0))
     assert len(server.seen) == 4, "sampling, draw and model are part of the question"
 
 
 def test_a_damaged_cache_is_set_aside(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.sqlite").write_bytes(b"SQLite format 3\0" + b"rubbish" * 500)
     asker = Asker(HelperModel("m", server.url), cache=AnswerCache(tmp_path / "a.sqlite"))
-    assert asker.ask_blocking(ASK, score) == 7
+    assert asyncio.run(asker.ask(ASK, score)) == 7
     assert "a.sqlite is damaged" in caplog.text and (tmp_path / "a.damaged").exists()
     assert sqlite3.connect(tmp_path / "a.sqlite").execute("SELECT count(*) FROM answer").fetchone() == (1,)
 
@@ -144,7 +145,7 @@ def test_a_server_that_hangs_is_named(server: Server) -> None:
 
     server.handle = hang
     model = HelperModel("m", server.url, timeout_s=0.1)
-    for ask in (lambda: Asker(model).ask_blocking(ASK, score), lambda: model.complete_blocking(ASK)):
+    for ask in (lambda: asyncio.run(Asker(model).ask(ASK, score)), lambda: model.complete_blocking(ASK)):
         with pytest.raises(HelperError, match=r"no answer within 0.1 s, nor when asked again \(ajet.helper.timeout\)"):
             ask()
     released.set()

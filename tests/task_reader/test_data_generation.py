@@ -123,7 +123,7 @@ def test_training_repeats_no_validation_task(tmp_path: Path) -> None:
         reader = build_reader(configured(tmp_path, server.url))
         training = reader.get_training_tasks()
         assert [task.main_query for task in training] == ["In which year was pier 2 built?"]
-        assert reader.written().leaks > 0  # type: ignore[attr-defined]
+        assert reader.written.leaks > 0  # type: ignore[attr-defined]
 
 
 def test_examples_alone_will_do(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_refused_document_is_left_out_with_its_reason(
         reader = build_reader(config)
         assert reader.get_validation_tasks()[0].main_query == "When was the lighthouse built?"
         assert {task.metadata["source_doc_id"] for task in reader.get_training_tasks()} == {"docs/a.md"}
-        assert reader.written().refused > 0  # type: ignore[attr-defined]
+        assert reader.written.refused > 0  # type: ignore[attr-defined]
     assert "refused: a question about docs/b.md" in caplog.text and "content filter" in caplog.text
 
 
