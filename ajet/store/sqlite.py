@@ -206,12 +206,17 @@ def _only_one(path: Path) -> int:
     """Lock a store's file against other processes."""
     if not path.parent.is_dir():
         raise StoreError(f"{path}: there is no folder {path.parent}")
-    lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(f"{path}: nothing can be written beside it: {error.strerror}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         os.close(lock)
-        raise StoreError(
-            f"{path}: another process is serving this store. Connect to it, or use --postgres for several servers"
-        ) from None
+        if isinstance(error, BlockingIOError):
+            why = "another process is serving this store. Connect to it, or use --postgres for several servers"
+        else:
+            why = f"its lock can't be taken: {error.strerror}"
+        raise StoreError(f"{path}: {why}") from None
     return lock

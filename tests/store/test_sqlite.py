@@ -97,6 +97,8 @@ def test_a_file_that_is_no_store(tmp_path: Path, content: bytes) -> None:
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no folder"):
         asyncio.run(sqlite_store(tmp_path / "none" / "store.sqlite").open())
+    with pytest.raises(StoreError, match=r"store\.sqlite: nothing can be written beside it: "):
+        asyncio.run(sqlite_store("/proc/store.sqlite").open())
 
 
 def test_a_store_of_a_newer_version_is_refused(tmp_path: Path) -> None:
