@@ -56,7 +56,8 @@ class RubricsJudge(ModelJudge):
         self.answer_field, self.reference_field = section.answer_field, section.reference_field
         self.scale = Scale(section.min_score, section.max_score)
         self.rubrics: Rubrics | None = None
-        self.path = Path(section.rubrics_file) if section.rubrics_file else config.cache_path / "rubrics.yaml"
+        given = section.rubrics_file
+        self.path = Path(given).expanduser() if given else config.cache_path / "rubrics.yaml"
         self._asker = asker(
             config,
             HelperModel.chosen(config, section.model_name, f"{KEY}.model_name"),

@@ -312,7 +312,8 @@ class TracingReader(BaseTaskReader):
         section = self.reader_config.tracing
         if not section.base_url:
             raise TaskDataError(f"{KEY} is missing: name a trace file or a folder of them")
-        known = _known(Path(section.train_output_path)) if section.train_output_path else []
+        output = Path(section.train_output_path).expanduser() if section.train_output_path else None
+        known = [] if output is None else _known(output)
         seen = {task.metadata["qa_hash"] for task in known}
         queries = {task.main_query for task in known}
         fresh: list[Task] = []
@@ -337,8 +338,8 @@ class TracingReader(BaseTaskReader):
         )
         if not tasks:
             raise TaskDataError(f"{KEY}: no task is left: {found} found in the traces, none kept by the filters")
-        if section.train_output_path and fresh:
-            _write(Path(section.train_output_path), tasks)
+        if output is not None and fresh:
+            _write(output, tasks)
         return tasks
 
     def _filtered(self, tasks: list[Task], known: Sequence[Task], filter_: TraceFilterConfig) -> list[Task]:

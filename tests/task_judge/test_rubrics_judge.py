@@ -96,10 +96,11 @@ def test_listwise_rubrics_rank_a_group(tmp_path: Path) -> None:
     assert said[1].reward == 2 and said[0].reward == said[2].reward == 0.5, "both orders: equals share"
 
 
-def test_a_file_that_a_person_edited_is_used_as_it_is(tmp_path: Path) -> None:
+def test_a_file_that_a_person_edited_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine.yaml").write_text("rubrics:\n  - The sum must be right {query}.\n")
     with helper(grader) as server:
-        judge = RubricsJudge(configured(tmp_path, server.url, None, rubrics_file=str(tmp_path / "mine.yaml")))
+        judge = RubricsJudge(configured(tmp_path, server.url, None, rubrics_file="~/mine.yaml"))
         assert rewards(judge, "2 + 2?", "4")[0].reward == 1
 
 

@@ -205,7 +205,8 @@ def test_the_marked_result_is_the_reference(tmp_path: Path) -> None:
     assert tasks[0].metadata["reply"] == replies[0] and tasks[0].env_type == "no_env"
 
 
-def test_filters_and_the_file_of_accepted_tasks(tmp_path: Path) -> None:
+def test_filters_and_the_file_of_accepted_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     pairs = [
         ("good one?", "yes"),
         ("bad one?", "no idea"),
@@ -220,7 +221,7 @@ def test_filters_and_the_file_of_accepted_tasks(tmp_path: Path) -> None:
         return json.dumps({"good": "no idea" not in question})
 
     keys: dict[str, Any] = {
-        "train_output_path": str(tmp_path / "out" / "tasks.jsonl"),
+        "train_output_path": "~/out/tasks.jsonl",
         "validation_share": 0.0,
         "max_thread": 4,
         "filters": [
