@@ -112,7 +112,7 @@ def _now(known: Attempts, reference: AttemptRef) -> Attempt:
 
 def update_attempts(context: Context, request: ask.UpdateAttempts) -> list[Attempt]:
     known = refer(context, {(one.rollout_id, one.attempt_id) for one in request.updates})
-    answers, changed, bodies, freed = [], dict[int, Stored](), list[tuple[Stored, Attempt]](), set[str]()
+    answers, changed, bodies, freed = [], dict[int, Stored](), list[tuple[Stored, Attempt, Attempt]](), set[str]()
     for update in request.updates:
         one, attempt = known[update.rollout_id, update.attempt_id]
         if attempt is not one.attempt:  # a newer one counts
@@ -124,7 +124,7 @@ def update_attempts(context: Context, request: ask.UpdateAttempts) -> list[Attem
         body = _given_body(update, before, reported=attempt is not before)
         if body:
             attempt = replace(attempt, **body)
-            bodies.append((one, attempt))
+            bodies.append((one, before, attempt))
         if attempt.end_time is not None and before.end_time is None and attempt.worker_id is not None:
             freed.add(attempt.worker_id)
         if attempt is not before:
@@ -350,8 +350,7 @@ def update_rollout(context: Context, request: ask.UpdateRollout) -> Rollout:
     }
     if given.get("resources_id") is not None:
         refuse_unknown_resources(context, given["resources_id"])
-    one.rollout = replace(one.rollout, **given)
-    context.tables.save_given(one)
+    context.tables.save_given(one, replace(one.rollout, **given))
     if "config" in given and one.attempt is not None:  # its deadline changes
         context.tables.save_attempts([(one, one.attempt)], context.listening_since)
     return one.rollout

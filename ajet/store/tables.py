@@ -163,18 +163,13 @@ class Tables:
             rows,
         )
 
-    def save_given(self, one: Stored) -> None:
-        """Update what a rollout was given."""
-        rollout = one.rollout
+    def save_given(self, one: Stored, rollout: Rollout) -> None:
+        """Update what a rollout was given, and its size by the difference."""
+        before, body = (encode(RolloutBody(each.input, each.metadata)) for each in (one.rollout, rollout))
+        one.rollout, one.size = rollout, one.size + len(body) - len(before)
         self._db.rows(
-            "UPDATE rollout SET mode = ?, resources_id = ?, config = ?, body = ? WHERE number = ?",
-            (
-                rollout.mode,
-                rollout.resources_id,
-                encode(rollout.config),
-                encode(RolloutBody(rollout.input, rollout.metadata)),
-                one.number,
-            ),
+            "UPDATE rollout SET mode = ?, resources_id = ?, size = ?, config = ?, body = ? WHERE number = ?",
+            (rollout.mode, rollout.resources_id, one.size, encode(rollout.config), body, one.number),
         )
 
     def query_rollouts(self, query: QueryRollouts) -> tuple[list[Stored], int]:
@@ -252,12 +247,13 @@ class Tables:
             ],
         )
 
-    def save_attempt_bodies(self, changed: Sequence[tuple[Stored, Attempt]]) -> None:
-        """Update metadata and results, and add their size to that of their rollouts."""
+    def save_attempt_bodies(self, changed: Sequence[tuple[Stored, Attempt, Attempt]]) -> None:
+        """Update metadata and results of attempts, which are given as they were and as they are, and the size of their
+        rollouts by the difference."""
         rows = []
-        for one, attempt in changed:
-            body = encode(AttemptBody(attempt.metadata, attempt.result))
-            one.size += len(body)
+        for one, earlier, attempt in changed:
+            before, body = (encode(AttemptBody(each.metadata, each.result)) for each in (earlier, attempt))
+            one.size += len(body) - len(before)
             rows.append((body, one.number, attempt.sequence_id))
         self._db.many("UPDATE attempt SET body = ? WHERE rollout = ? AND sequence = ?", rows)
 

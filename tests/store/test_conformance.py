@@ -621,6 +621,23 @@ def test_old_rollouts_are_deleted_but_never_running_ones(kind: Opener) -> None:
     kind.run(test, clock=clock)
 
 
+def test_what_is_replaced_takes_no_room(kind: Opener) -> None:
+    async def test(store: RolloutStore) -> None:
+        rollout = await store.enqueue_one("x" * 1000)
+        claimed = await claim_one(store)
+        rollout_id, attempt_id = ids(claimed)
+        begun = (await store.statistics()).stored_bytes
+        for number in range(1, 4):
+            await store.update_rollout(rollout.rollout_id, input="y" * 5000)
+            metadata = {"k": "z" * 1000}
+            await store.update_attempts(
+                [AttemptUpdate(rollout_id=rollout_id, attempt_id=attempt_id, metadata=metadata)]
+            )
+            assert 5000 <= (await store.statistics()).stored_bytes - begun <= 5010, number
+
+    kind.run(test)
+
+
 def test_the_watchdog_runs_by_itself(kind: Opener) -> None:
     async def test(store: RolloutStore) -> None:
         config = RolloutConfig(unresponsive_seconds=0.2, max_attempts=2, retry_condition=("unresponsive",))
