@@ -252,6 +252,10 @@ def test_a_general_agent() -> None:
     assert seen[1][-1]["content"].endswith("42\n\nSteps Remaining: 4")
     assert 'says no "name"' in seen[2][-1]["content"]
     assert seen[2][: len(seen[1])] == seen[1]  # what the model saw is what is recorded
+    replies = iter(['Action: {"name": "finish", "parameters": {"answer": "42"}}'])
+    parts = [{"type": "text", "text": "Look"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]
+    asyncio.run(rollout.agent.run_trajectory([{"role": "user", "content": parts}], model, "2"))
+    assert seen[-1][-1]["content"] == [*parts, {"type": "text", "text": "\n\nSteps Remaining: 5"}]
 
 
 def test_a_general_agent_with_a_parser_and_an_end_of_its_own() -> None:

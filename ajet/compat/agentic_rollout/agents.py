@@ -195,8 +195,9 @@ class GeneralAgent(_Former):
     def _say_what_is_left(self, run: AgentRun) -> None:
         if self._countdown and run.trajectory.stop_reason is None and run.messages:
             left = self._countdown.format(steps=self.limits.max_steps - run.model_steps)
-            last = run.messages[-1]
-            run.messages[-1] = {**last, "content": f"{last.get('content') or ''}{left}"}
+            content = run.messages[-1].get("content") or ""
+            said = [*content, {"type": "text", "text": left}] if isinstance(content, list) else f"{content}{left}"
+            run.messages[-1] = {**run.messages[-1], "content": said}
 
     def parse(self, message: Message, run: AgentRun) -> AgentReply:
         """By `action_parser`, if there is one: it returns `tool_name`, `tool_args` and `thought_content`, a step, or a
