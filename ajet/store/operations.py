@@ -13,6 +13,7 @@ from msgspec import UNSET
 from msgspec.structs import force_setattr, replace
 
 from ajet.observe.tracing import with_valid_reward
+from ajet.schema.span import Span
 from ajet.store import requests as ask
 from ajet.store import states
 from ajet.store.context import (
@@ -39,7 +40,6 @@ from ajet.store.records import (
     Page,
     Resources,
     Rollout,
-    Span,
     Statistics,
     Worker,
 )

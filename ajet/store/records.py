@@ -12,31 +12,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from msgspec import Meta, Struct, field
 
-from ajet.schema.span import Id, JsonObject, KnownId, Span, SpanStatus
-
-__all__ = [
-    "Attempt",
-    "AttemptStatus",
-    "AttemptedRollout",
-    "Id",
-    "Json",
-    "JsonObject",
-    "KnownId",
-    "Mode",
-    "Page",
-    "ProtocolInfo",
-    "Resources",
-    "RetryCause",
-    "Rollout",
-    "RolloutConfig",
-    "RolloutStatus",
-    "Seconds",
-    "Span",
-    "SpanStatus",
-    "Statistics",
-    "Worker",
-    "WorkerStatus",
-]
+from ajet.schema.span import Id, JsonObject, KnownId
+from ajet.schema.span import Span as Span
 
 T = TypeVar("T")
 

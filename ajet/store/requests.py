@@ -12,20 +12,17 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeV
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from ajet.schema.errors import UserError
+from ajet.schema.span import Id, JsonObject, KnownId, Span
 from ajet.store.records import (
     Attempt,
     AttemptedRollout,
-    Id,
     Json,
-    JsonObject,
-    KnownId,
     Mode,
     Page,
     Resources,
     Rollout,
     RolloutConfig,
     RolloutStatus,
-    Span,
     Statistics,
     Worker,
     WorkerStatus,

@@ -16,19 +16,18 @@ from typing import Literal, Self, TypeVar
 
 from msgspec import UNSET, UnsetType
 
+from ajet.schema.span import JsonObject, Span
 from ajet.store import requests as ask
 from ajet.store.records import (
     Attempt,
     AttemptedRollout,
     Json,
-    JsonObject,
     Mode,
     Page,
     Resources,
     Rollout,
     RolloutConfig,
     RolloutStatus,
-    Span,
     Statistics,
     Worker,
     WorkerStatus,

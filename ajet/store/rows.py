@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ajet.store.records import Attempt, AttemptStatus, Json, JsonObject, Rollout, RolloutConfig, RolloutStatus
+from ajet.schema.span import JsonObject
+from ajet.store.records import Attempt, AttemptStatus, Json, Rollout, RolloutConfig, RolloutStatus
 from ajet.store.requests import StoreError
 
 Row = Sequence[Any]

@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from ajet.store.records import Attempt, Resources, Rollout, Span, Worker
+from ajet.schema.span import Span
+from ajet.store.records import Attempt, Resources, Rollout, Worker
 from ajet.store.requests import QueryResources, QueryRollouts, QueryWorkers
 from ajet.store.rows import (
     ATTEMPT,
