@@ -354,6 +354,15 @@ class Asker:
         self._slots: asyncio.Semaphore | None = None
         self._lock = threading.Lock()
 
+    @classmethod
+    def of_run(
+        cls, config: Any, helper: HelperModel, *, max_concurrent: int = 32, retries: int = 3, cache: bool = True
+    ) -> Asker:
+        """One that keeps the answers in the experiment's folder. Raises ConfigError if the helper has no endpoint."""
+        helper.endpoint()
+        kept = AnswerCache(config.cache_path / "helper_answers.sqlite") if cache else None
+        return cls(helper, cache=kept, max_concurrent=max_concurrent, retries=retries)
+
     async def ask(self, messages: Sequence[Message], read: Callable[[str], T], *, draw: int = 0, **sampling: Any) -> T:
         """The answer as parsed by `read`, which raises WrongAnswer if it can't use the text.
 

@@ -25,7 +25,7 @@ from ajet.schema.errors import ConfigError, JudgeFault
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import GroupJudge, JudgedEpisode, Judgement, Later
 from ajet.task_judge.helper import Asker, HelperModel
-from ajet.task_judge.helper_answers import AnswerCache, read_json
+from ajet.task_judge.helper_answers import read_json
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*(?:\.[\w-]+)?)\}")
 NAMES = ("query", "answer", "reference", "conversation", "environment")
@@ -324,7 +324,7 @@ class LlmJudge(ModelJudge):
         self.answer_field, self.reference_field = section.answer_field, section.reference_field
         scale = Scale(section.min_score, section.max_score, section.normalise)
         self._own_grader = Grader(
-            asker(
+            Asker.of_run(
                 config,
                 HelperModel.chosen(config, section.model, f"{KEY}.model"),
                 max_concurrent=section.max_concurrent,
@@ -347,13 +347,6 @@ class LlmJudge(ModelJudge):
 
     async def grader(self, episodes: Sequence[JudgedEpisode]) -> Grader:
         return self._own_grader
-
-
-def asker(config: Config, helper: HelperModel, *, max_concurrent: int, retries: int, cache: bool) -> Asker:
-    """The asker of a run's judge, with its cache in the experiment's folder."""
-    helper.endpoint()  # fails now if there is none
-    kept = AnswerCache(config.cache_path / "helper_answers.sqlite") if cache else None
-    return Asker(helper, cache=kept, max_concurrent=max_concurrent, retries=retries)
 
 
 def temperature(given: float | None, votes: int) -> float:

@@ -25,7 +25,6 @@ from ajet.task_judge.llm_judge import (
     ModelJudge,
     Scale,
     Template,
-    asker,
     form,
     refuse_single,
     temperature,
@@ -58,7 +57,7 @@ class RubricsJudge(ModelJudge):
         self.rubrics: Rubrics | None = None
         given = section.rubrics_file
         self.path = Path(given).expanduser() if given else config.cache_path / "rubrics.yaml"
-        self._asker = asker(
+        self._asker = Asker.of_run(
             config,
             HelperModel.chosen(config, section.model_name, f"{KEY}.model_name"),
             max_concurrent=section.max_concurrent,

@@ -24,7 +24,7 @@ from ajet.config.tasks import HuggingFaceConfig, JsonlConfig, TaskReaderConfig
 from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task
 from ajet.task_judge.helper import Asker, HelperModel, HelperRefusalError, UnusableAnswerError
-from ajet.task_judge.helper_answers import AnswerCache, NearDuplicates, read_json
+from ajet.task_judge.helper_answers import NearDuplicates, read_json
 from ajet.task_reader.documents import Chunk, chunks_of, read_documents
 from ajet.task_reader.review import QUESTION, review
 from ajet.task_reader.task_reader_base import BaseTaskReader, with_unique_ids
@@ -312,11 +312,9 @@ class DataGenerationReader(BaseTaskReader):
         kept = self.config.cache_path / f"generated_{key}.jsonl"
         if reader.cache_enabled and kept.is_file():
             return _load(kept)
-        helper.endpoint()
-        cache = AnswerCache(self.config.cache_path / "helper_answers.sqlite") if reader.cache_enabled else None
-        asker = Asker(helper, cache=cache, max_concurrent=section.num_workers)
+        asker = Asker.of_run(self.config, helper, max_concurrent=section.num_workers, cache=reader.cache_enabled)
         vectors = HelperModel.for_embeddings(self.config)
-        embedder = None if vectors is None else Asker(vectors, cache=cache)
+        embedder = None if vectors is None else Asker(vectors, cache=asker.cache)
         log.info("writing %d tasks from %d documents (%d chunks)", section.task_num, len(documents), len(chunks))
         writing = TaskWriter(asker, self.reader_config, embedder).write(chunks, seeds)
         written = asyncio.run_coroutine_threadsafe(writing, helper.loop()).result()

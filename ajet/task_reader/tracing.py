@@ -28,7 +28,7 @@ from ajet.schema.printable import encodable
 from ajet.schema.task import Task
 from ajet.schema.user_code import find_named, looked_in
 from ajet.task_judge.helper import Asker, HelperModel
-from ajet.task_judge.helper_answers import AnswerCache, NearDuplicates
+from ajet.task_judge.helper_answers import NearDuplicates
 from ajet.task_reader.review import review
 from ajet.task_reader.task_reader_base import BaseTaskReader
 
@@ -348,9 +348,7 @@ class TracingReader(BaseTaskReader):
             return self._without_duplicates(tasks, known, params.similarity_threshold)
         section = self.reader_config.tracing
         helper = HelperModel.chosen(self.config, section.alien_llm_model, "ajet.task_reader.tracing.alien_llm_model")
-        helper.endpoint()
-        cache = AnswerCache(self.config.cache_path / "helper_answers.sqlite")
-        asker = Asker(helper, cache=cache, max_concurrent=section.max_thread)
+        asker = Asker.of_run(self.config, helper, max_concurrent=section.max_thread)
         reviewing = review(
             tasks,
             asker,
@@ -363,8 +361,8 @@ class TracingReader(BaseTaskReader):
 
     def _without_duplicates(self, tasks: list[Task], known: Sequence[Task], threshold: float) -> list[Task]:
         helper = HelperModel.for_embeddings(self.config)
-        cache = AnswerCache(self.config.cache_path / "helper_answers.sqlite")
-        texts = NearDuplicates(threshold, None if helper is None else Asker(helper, cache=cache).vectors)
+        embed = None if helper is None else Asker.of_run(self.config, helper).vectors
+        texts = NearDuplicates(threshold, embed)
         if helper is not None:
             learning = texts.learn(task.main_query for task in (*known, *tasks))
             asyncio.run_coroutine_threadsafe(learning, helper.loop()).result()
