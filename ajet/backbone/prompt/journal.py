@@ -1,4 +1,5 @@
 """`PromptJournal`: `prompts/history.jsonl` and `prompts/best.yaml` of a run. `read_history`: what they say.
+`TemplateComparison`: what they say of unseen tasks.
 
 The history is only appended to, one JSON object a line. What follows the last complete round is dropped when the run
 is resumed. `best.yaml` is replaced whole, after the round that found it is safe on disk: a killed run leaves the best
@@ -25,7 +26,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,9 +34,10 @@ import yaml
 
 from ajet.observe.logs import Masker
 from ajet.observe.run_files import open_regular, read_regular
+from ajet.observe.statistics import Gain
 from ajet.prompt_tuning.proposal import Candidate
 from ajet.prompt_tuning.search import Earlier
-from ajet.prompt_tuning.trial import Purpose, Score, Trial
+from ajet.prompt_tuning.trial import Purpose, Score, Trial, common_means
 from ajet.schema.errors import UserError
 
 FORMAT = 1
@@ -44,6 +46,40 @@ HISTORY = "history.jsonl"
 BEST = "best.yaml"
 _MASKED = ("reason", "feedback", "failure")
 _TRIALS = ("trials", "read")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateComparison:
+    """How much better the best templates are than those of the start, on the tasks that count for both."""
+
+    tasks: int
+    before: float
+    after: float
+    low: float
+    """The gain's confidence interval at 95 %."""
+    high: float
+    p: float
+    """How often sign flips of the tasks' differences lead as far from 0."""
+    better: int
+    """Tasks on which `after` earned more."""
+    worse: int
+    gain: float
+
+    @classmethod
+    def of(cls, before: Score, after: Score) -> TemplateComparison | None:
+        """None if no task counts for both."""
+        gain, (first, second) = Gain.of(before.values, after.values), common_means([before, after])
+        if gain is None or first is None or second is None:
+            return None
+        return cls(gain.tasks, first, second, gain.low, gain.high, gain.p, gain.better, gain.worse, gain.value)
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether chance alone may explain the difference."""
+        return self.low <= 0.0 <= self.high or self.p > 0.05
+
+    def to_record(self) -> dict[str, Any]:
+        return {**asdict(self), "within_noise": self.within_noise}
 
 
 class HistoryError(UserError):

@@ -16,7 +16,7 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.metrics import FAULTS, episode_metrics, is_success
 from ajet.backbone.plan import BEFORE_THE_FIRST
-from ajet.backbone.prompt.journal import FORMAT, History, PromptJournal
+from ajet.backbone.prompt.journal import FORMAT, History, PromptJournal, TemplateComparison
 from ajet.backbone.prompt.settings import (
     PatientProposer,
     check_budget,
@@ -33,7 +33,7 @@ from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Spent
 from ajet.prompt_tuning.proposal import Candidate, Checks
 from ajet.prompt_tuning.search import Search, Sizes
-from ajet.prompt_tuning.trial import Purpose, TemplateComparison, Trial, compare, concurrently
+from ajet.prompt_tuning.trial import Purpose, Trial, concurrently
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.errors import ConfigError
 from ajet.schema.resources import read_prompts
@@ -415,7 +415,7 @@ class PromptRun:
             return None
         search.budget.confirm()
         before, after = await search.score([search.start, search.best], tasks, Purpose.CONFIRMATION)
-        comparison = compare(before, after)
+        comparison = TemplateComparison.of(before, after)
         if comparison is None:
             log.warning("the best templates could not be confirmed: no task counts for both, see the failures above")
             return None

@@ -1,4 +1,4 @@
-"""Intervals cover what they promise, and luck isn't taken for skill."""
+"""The best templates beside the start: luck isn't taken for skill."""
 
 from __future__ import annotations
 
@@ -7,22 +7,8 @@ import random
 
 import pytest
 
+from ajet.backbone.prompt.journal import TemplateComparison
 from ajet.prompt_tuning import Purpose, Score, Trial
-from ajet.prompt_tuning.trial import compare, interval, sign_flip_p, t_quantile
-
-
-@pytest.mark.parametrize(("freedom", "value"), [(1, 12.7062), (2, 4.3027), (5, 2.5706), (13, 2.1604), (100, 1.9840)])
-def test_quantiles_are_those_of_the_tables(freedom: int, value: float) -> None:
-    assert t_quantile(0.975, freedom) == pytest.approx(value, abs=1e-4)
-
-
-def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
-    draw = random.Random(1)
-    covered = 0
-    for _ in range(2000):
-        low, high = interval([draw.gauss(0.1, 0.4) for _ in range(14)])
-        covered += low <= 0.1 <= high
-    assert 0.93 < covered / 2000 < 0.97
 
 
 def test_noise_is_seldom_called_a_gain() -> None:
@@ -30,8 +16,8 @@ def test_noise_is_seldom_called_a_gain() -> None:
     false = 0
     for _ in range(400):
         differences = [float(draw.choice((-1, 0, 0, 1))) for _ in range(12)]
-        low, high = interval(differences)
-        false += not (low <= 0 <= high) and sign_flip_p(differences) <= 0.05
+        found = TemplateComparison.of(score("a", *[0.0] * 12), score("b", *differences))
+        false += found is not None and not found.within_noise
     assert false / 400 < 0.08
 
 
@@ -41,7 +27,7 @@ def score(name: str, *rewards: float | None) -> Score:
 
 
 def test_a_comparison_is_paired() -> None:
-    found = compare(score("a", 0.1, 0.9, 0.3, None, 0.5), score("b", 0.2, 1.0, 0.4, 1.0, 0.6))
+    found = TemplateComparison.of(score("a", 0.1, 0.9, 0.3, None, 0.5), score("b", 0.2, 1.0, 0.4, 1.0, 0.6))
     assert found is not None
     assert found.tasks == 4 and found.gain == pytest.approx(0.1)
     assert found.low == pytest.approx(0.1) and found.high == pytest.approx(0.1), "the same gain everywhere"
@@ -49,15 +35,15 @@ def test_a_comparison_is_paired() -> None:
 
 
 def test_one_task_says_nothing() -> None:
-    found = compare(score("a", 0.0), score("b", 1.0))
+    found = TemplateComparison.of(score("a", 0.0), score("b", 1.0))
     assert found is not None and found.within_noise and math.isinf(found.high)
-    assert compare(score("a", None), score("b", 1.0)) is None
+    assert TemplateComparison.of(score("a", None), score("b", 1.0)) is None
 
 
 def test_equal_scores_are_noise_and_a_clear_gain_is_not() -> None:
-    same = compare(score("a", *[0.5] * 9), score("b", *[0.5] * 9))
+    same = TemplateComparison.of(score("a", *[0.5] * 9), score("b", *[0.5] * 9))
     assert same is not None and same.within_noise and same.p == 1.0
-    clear = compare(score("a", *[0.0] * 12), score("b", *[1.0] * 10, 0.0, 0.0))
+    clear = TemplateComparison.of(score("a", *[0.0] * 12), score("b", *[1.0] * 10, 0.0, 0.0))
     assert clear is not None and not clear.within_noise and clear.better == 10 and clear.worse == 0
-    many = compare(score("a", *[0.0] * 40), score("b", *[1.0] * 25, *[0.0] * 15))
+    many = TemplateComparison.of(score("a", *[0.0] * 40), score("b", *[1.0] * 25, *[0.0] * 15))
     assert many is not None and not many.within_noise
