@@ -135,14 +135,21 @@ def _is_prose(text: str) -> bool:
 
 def final_answer(text: str) -> str:
     """The answer in a reply: the last `\\boxed{…}`, else what follows `####`, else `the answer is …`, else all."""
-    for match in list(_BOX.finditer(text))[: -MAX_BOXES - 1 : -1]:
-        content = _box_content(text, match)
-        if content is not None:
-            return content
+    if (boxed := last_boxed(text)) is not None:
+        return boxed
     if "####" in text:
         return text.rsplit("####", 1)[1].strip()
     said = _ANSWER_IS.findall(text)
     return str(said[-1]).strip() if said else text.strip()
+
+
+def last_boxed(text: str) -> str | None:
+    """What the last `\\boxed{…}` that is closed holds."""
+    for match in list(_BOX.finditer(text))[: -MAX_BOXES - 1 : -1]:
+        content = _box_content(text, match)
+        if content is not None:
+            return content
+    return None
 
 
 def _box_content(text: str, match: re.Match[str]) -> str | None:

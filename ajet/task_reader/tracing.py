@@ -29,6 +29,7 @@ from ajet.schema.task import Task
 from ajet.schema.user_code import find_named, looked_in
 from ajet.task_judge.helper import Asker, HelperModel
 from ajet.task_judge.helper_answers import NearDuplicates
+from ajet.task_judge.math_answer_as_judge import last_boxed
 from ajet.task_reader.review import review
 from ajet.task_reader.task_reader_base import BaseTaskReader
 
@@ -282,7 +283,6 @@ def _episodes(connection: sqlite3.Connection, path: Path, min_reward: float | No
             yield Exchange(query, said, f"{path.name}, episode {episode_id}")
 
 
-BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
 MARKED = re.compile(r"####\s*(\S[^\n]*)")
 
 
@@ -381,8 +381,8 @@ class TracingReader(BaseTaskReader):
 def _task(exchange: Exchange) -> Task:
     """Make a task. Its `answer` is the reference: the marked result if the reply marks one."""
     query, reply = exchange.query, exchange.reply
-    boxed, marked = BOXED.findall(reply), MARKED.findall(reply)
-    answer = boxed[-1] if boxed else marked[-1].strip() if marked else reply
+    boxed, marked = last_boxed(reply), MARKED.findall(reply)
+    answer = boxed or (marked[-1].strip() if marked else reply)
     found = _hash(f"{query}\n{reply}")
     metadata = {"answer": answer, "reply": reply, "qa_hash": found, "trace": exchange.trace}
     return Task(main_query=query, task_id=f"trace-{_hash(query)[:12]}", env_type="no_env", metadata=metadata)

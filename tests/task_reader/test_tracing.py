@@ -198,10 +198,10 @@ def test_near_duplicates_are_found_by_the_embedding_model(tmp_path: Path) -> Non
 
 
 def test_the_marked_result_is_the_reference(tmp_path: Path) -> None:
-    replies = [r"so \boxed{1} and \boxed{\frac{1}{2}}", "thus\n#### 42 \n", "just text"]
+    replies = [r"so \boxed{1} and \boxed{\frac{1}{\sqrt{2}}}", "thus\n#### 42 \n", "just text"]
     path = studio(tmp_path / "s.db", *(printed(f"q{n}", reply) for n, reply in enumerate(replies)))
     tasks = sorted(both(configured(tmp_path, path, validation_share=0.0)), key=lambda task: task.main_query)
-    assert [task.metadata["answer"] for task in tasks] == [r"\frac{1}{2}", "42", "just text"]
+    assert [task.metadata["answer"] for task in tasks] == [r"\frac{1}{\sqrt{2}}", "42", "just text"]
     assert tasks[0].metadata["reply"] == replies[0] and tasks[0].env_type == "no_env"
 
 
