@@ -45,7 +45,7 @@ class Template:
         for name in sorted(self.names):
             if name not in known and not name.startswith(OPEN):
                 near = get_close_matches(name, known, n=1)
-                hint = f"did you mean {{{near[0]}}}?" if near else "write \\u007b in JSON only around quoted names"
+                hint = f"did you mean {{{near[0]}}}?" if near else "in JSON, names stand in quotes."
                 raise ConfigError(
                     f"{key}: unknown placeholder {{{name}}}; {hint} There are {', '.join(f'{{{n}}}' for n in known)}, "
                     "{task.KEY} and {output.KEY}"
