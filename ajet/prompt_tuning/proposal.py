@@ -236,6 +236,8 @@ def read_templates(reply: str, names: Sequence[str]) -> dict[str, str]:
     missing, and a reply without tags is the template: its last fenced block, or else all of it.
     """
     text = THINKING.sub("", reply)
+    if text.lstrip().startswith("<think>"):
+        raise ValueError("it was cut off within its reasoning: reason less before the templates")
     found = {(name or names[0]): body for name, body in BLOCK.findall(text) if name or len(names) == 1}
     unknown = sorted(found.keys() - set(names))
     if unknown:

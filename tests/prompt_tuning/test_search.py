@@ -224,6 +224,11 @@ def test_templates_are_found_in_replies(reply: str, found: str) -> None:
     assert read_templates(reply, ["solver"]) == {"solver": found}
 
 
+def test_reasoning_that_was_cut_off_is_no_template() -> None:
+    with pytest.raises(ValueError, match="cut off within its reasoning"):
+        read_templates("<think>It should be <template>A {q}</template>, or", ["solver"])
+
+
 def test_several_templates_need_their_names() -> None:
     both = '<template name="a">1</template> and <template name="b">2</template>'
     assert read_templates(both, ["a", "b"]) == {"a": "1", "b": "2"}
