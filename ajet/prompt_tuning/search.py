@@ -94,7 +94,6 @@ class Search:
         rounds: int = 3,
         tune: Literal["together", "in_turn"] = "together",
         budget: Budget | None = None,
-        checks: Checks | None = None,
         retries: int = 2,
         seed: int = 0,
         earlier: Earlier | None = None,
@@ -120,7 +119,7 @@ class Search:
         self.trials: list[Trial] = []
         """The trials of this round."""
         self._evaluate, self._proposer, self._journal = evaluate, proposer, journal
-        self._tune, self._checks, self._retries = tune, checks or Checks(start), retries
+        self._tune, self._checks, self._retries = tune, Checks(start), retries
         self._on_round = on_round
         self._repeats = episodes_per_trial
         self._validations: dict[str, Score] = {}

@@ -31,7 +31,7 @@ from ajet.observe.logs import ONLY_TO_FILE, Masker
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Spent
-from ajet.prompt_tuning.proposal import Candidate, Checks
+from ajet.prompt_tuning.proposal import Candidate
 from ajet.prompt_tuning.search import Search, Sizes
 from ajet.prompt_tuning.trial import Purpose, Trial, concurrently
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
@@ -312,7 +312,6 @@ class PromptRun:
             rounds=rounds,
             tune=self.tuning.tune,
             budget=make_budget(self.config, len(self.split.confirmation), spent),
-            checks=Checks(self.start),
             retries=self.tuning.proposal_retries,
             seed=ajet.rollout.seed,
             earlier=earlier,
