@@ -160,9 +160,14 @@ class AjetCredit(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc]
             return [], {}
         step = step_of(exps[0].eid.batch)
         groups = list(dict.fromkeys(exp.info[ROW].rsplit("_", 2)[0] for exp in exps))
-        rows, credit = credited(exps, self._config, step)
+        collector = ray.get_actor(COLLECTOR)
+        try:
+            rows, credit = credited(exps, self._config, step)
+        except NothingUsableError:
+            await collector.end_step.remote(step, groups, [], False)
+            raise
         added = credit.metrics | _span(exps) | {"train/rows": float(len(rows))}
-        await ray.get_actor(COLLECTOR).end_step.remote(step, groups, credit.episodes, False, added)
+        await collector.end_step.remote(step, groups, credit.episodes, False, added)
         return rows, {}
 
     def __call__(self, exps: Any, **_: Any) -> Any:

@@ -40,6 +40,8 @@ class _CreditedSampling:
         self.poll_interval = POLL_S
         self._added = {}
         self._step = 0
+        self._replaced: list[str] = []
+        """Groups that verl has put others in place of: they count in the figures of the step that waited."""
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         self._added = {}
@@ -49,9 +51,11 @@ class _CreditedSampling:
                 global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
             )
         except RuntimeError as error:
-            reason = self._first_failure(partition_id)
+            failed = _group_tags(partition_id)
+            reason = next((tag["failure"] for tag in failed.values() if tag["failure"]), None)
             if NOTHING_USABLE not in str(error) or reason is None:
                 raise
+            current_manager().end_step(global_steps, list(failed), [], validation=False)
             raise RuntimeError(
                 f"step {global_steps}: no group has enough usable episodes; the first failed: {reason}"
             ) from error
@@ -68,14 +72,17 @@ class _CreditedSampling:
             manager.end_step(self._step, selected_prompt_uids, [], validation=True)
             return batch
         credit = credit_batch(batch.keys, batch.tags, manager.credit_settings, imitate_from=manager.imitate_from)
-        metrics = manager.end_step(self._step, selected_prompt_uids, credit.episodes, validation=False)
+        groups = [*selected_prompt_uids, *self._replaced]
+        self._replaced = []
+        metrics = manager.end_step(self._step, groups, credit.episodes, validation=False)
         batch, layout = _with_credit(batch, credit, manager, self._step)
         manager.set_mini_batch(layout.size // manager.group_size)
         self._added = metrics | credit.metrics | {"train/rows": float(sum(credit.trained))}
         return batch
 
-    def _first_failure(self, partition_id: str) -> str | None:
-        return next((tag["failure"] for tag in _group_tags(partition_id) if tag["failure"]), None)
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        self._replaced += uids
+        super()._clear_groups(partition_id, uids)  # type: ignore[misc]
 
 
 class EpisodeSampler(_CreditedSampling, ReplayBuffer):  # type: ignore[misc]
@@ -86,11 +93,12 @@ class AsyncEpisodeSampler(_CreditedSampling, ReplayBufferAsync):  # type: ignore
     """For training that overlaps with rollout."""
 
 
-def _group_tags(partition_id: str) -> list[dict[str, Any]]:
+def _group_tags(partition_id: str) -> dict[str, dict[str, Any]]:
+    """How the groups that still wait have ended."""
     import transfer_queue as tq
 
     prompts = (tq.kv_list(partition_id) or {}).get(partition_id, {})
-    return [tag[GROUP] for tag in prompts.values() if GROUP in tag]
+    return {uid: tag[GROUP] for uid, tag in prompts.items() if GROUP in tag}
 
 
 class PlacedRows(KVBatchMeta):  # type: ignore[misc]

@@ -56,6 +56,8 @@ def test_the_replay_buffers_have_the_steps_that_the_sampler_extends() -> None:
         "self", "partition_id", "selected_prompt_uids", "partition_snapshot",
     }  # fmt: skip
     assert parameters(ReplayBuffer._wait_for_next_poll) == {"self", "partition_id", "last_debug_time"}
+    assert parameters(ReplayBuffer._clear_groups) == {"self", "partition_id", "uids"}
+    assert "self._clear_groups(partition_id, evicted_uids)" in inspect.getsource(ReplayBuffer._evict_terminal_groups)
 
 
 def test_the_trainer_reads_the_mini_batch_at_each_step() -> None:
