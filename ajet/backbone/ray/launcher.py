@@ -12,7 +12,7 @@ import socket
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -275,8 +275,9 @@ def remove_abandoned(place: Path) -> None:
     """Remove the private folders of launchers that were killed: their names hold the process id."""
     for folder in place.glob(f"{SCRATCH_NAME}*_*"):
         pid = folder.name.removeprefix(SCRATCH_NAME).partition("_")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)) and folder.stat().st_uid == os.getuid():
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another launcher has removed it
+            if pid.isdigit() and not psutil.pid_exists(int(pid)) and folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def keep_weights(source: Path, target: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ajet.backbone.ray.launcher import keep_weights, refuse_changing_rope, remove_abandoned
@@ -23,6 +24,19 @@ def test_a_killed_launchers_folder_is_removed_by_the_next(tmp_path: Path) -> Non
         (tmp_path / name).mkdir()
     remove_abandoned(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"ajv{os.getpid()}_b", "ajvother"])
+
+
+def test_two_launchers_may_remove_the_same_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ajv1_a", "ajv2_b"):
+        (tmp_path / name).mkdir()
+
+    def other_is_faster(pid: int) -> bool:
+        for folder in tmp_path.iterdir():
+            folder.rmdir()
+        return False
+
+    monkeypatch.setattr(psutil, "pid_exists", other_is_faster)
+    remove_abandoned(tmp_path)
 
 
 def test_the_newest_weights_take_the_place_of_older_ones(tmp_path: Path) -> None:
