@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXIT_NOTHING_TRAINED = 1
-NOTHING_TRAINED = "nothing was trained: no step had a group whose episodes earned different rewards"
+NO_DIFFERENCE = "no step had a group whose episodes earned different rewards"
+NO_MODEL = "no episode earned as much as ajet.trainer_common.algorithm.sft.min_reward ({:g})"
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
 WIDEST = 100
@@ -50,10 +51,10 @@ FIRST_TRIES = """
 """Of each question, the first try in each of two validations."""
 
 
-def exit_code(folder: Path, after: int) -> int:
+def exit_code(config: Config, folder: Path, after: int) -> int:
     """The exit code of a run whose steps follow step `after`: an error if it trained nothing."""
     if trained_nothing(folder, after):
-        log.error("%s", why_nothing_trained(folder, after))
+        log.error("%s", why_nothing_trained(config, folder, after))
         return EXIT_NOTHING_TRAINED
     return 0
 
@@ -69,7 +70,7 @@ CUT_SHORT = {
 """What may have gone wrong in episodes, by metric, and what to change."""
 
 
-def why_nothing_trained(folder: Path, after: int, tally: FailureTally | None = None) -> str:
+def why_nothing_trained(config: Config, folder: Path, after: int, tally: FailureTally | None = None) -> str:
     """What the steps after `after` lacked, from their metrics and, if it is known, from why episodes failed.
 
     Rewards are to blame only if most episodes went well: one that was cut short gets what `failure_reward` says.
@@ -82,7 +83,10 @@ def why_nothing_trained(folder: Path, after: int, tally: FailureTally | None = N
     count = total("episode/count")
     failures = _failures(steps)
     failed = failures.total()
-    lines = [NOTHING_TRAINED if failed < count else f"nothing was trained: all {count} episodes failed"]
+    algorithm = config.ajet.trainer_common.algorithm
+    imitates = algorithm.policy_loss == "sft"
+    lacking = NO_MODEL.format(algorithm.sft.min_reward) if imitates else NO_DIFFERENCE
+    lines = [f"nothing was trained: {lacking if failed < count else f'all {count} episodes failed'}"]
     if failed:
         told = [f"{many} × {kind}" for kind, many in failures.most_common(3)] if tally is None else tally.lines()
         lines += [f"{failed} of {count} episodes failed:"] * (failed < count) + [f"  {line}" for line in told]
@@ -91,8 +95,10 @@ def why_nothing_trained(folder: Path, after: int, tally: FailureTally | None = N
     low = [step["return/min"] for step in steps if "return/min" in step]
     high = [step["return/max"] for step in steps if "return/max" in step]
     if 2 * max(failed, *cut_short.values()) <= count and low:
-        same = f"every episode earned {low[0]:g}" if min(low) == max(high) else "returns differ between tasks only"
-        lines.append(f"{same}: look at how the reward is computed, and choose tasks that the model sometimes solves")
+        earned = f"every episode earned {low[0]:g}" if min(low) == max(high) else "returns differ between tasks only"
+        if imitates:
+            earned = f"the best earned {max(high):g}"
+        lines.append(f"{earned}: look at how the reward is computed, and choose tasks that the model sometimes solves")
     again = "" if after else "; to begin again, add --fresh"
     return "\n    ".join([*lines, f"look at the episodes: ajet view {typed(folder)}{again}"])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ajet.backbone.report import trained_nothing, why_nothing_trained
+from ajet.config import make_config
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,16 @@ def test_rewards_are_blamed_only_if_most_episodes_went_well(
     tmp_path: Path, metrics: dict[str, float], said: str, blames_the_reward: bool
 ) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "time": 0.0, **WELL, **metrics}) + "\n")
-    why = why_nothing_trained(tmp_path, 0)
+    why = why_nothing_trained(make_config(), tmp_path, 0)
     assert said in why
     assert ("look at how the reward is computed" in why) is blames_the_reward
+
+
+def test_imitation_lacks_a_reward_that_is_high_enough(tmp_path: Path) -> None:
+    steps = [{"step": step, "time": 0.0, **WELL, "return/max": 0.25 * step} for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    algorithm = "trainer_common.algorithm"
+    config = make_config({f"{algorithm}.policy_loss": "sft", f"{algorithm}.sft.min_reward": 0.75})
+    why = why_nothing_trained(config, tmp_path, 0)
+    assert why.startswith("nothing was trained: no episode earned as much as ajet.trainer_common.algorithm.sft.min_r")
+    assert "(0.75)" in why and "the best earned 0.5: look at how the reward is computed" in why

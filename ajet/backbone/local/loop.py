@@ -136,7 +136,7 @@ class LocalRun:
             if hasattr(self, "learner"):
                 self.learner.close()
         if not trained:
-            log.error("%s", why_nothing_trained(self.experiment.path, resumed, self.progress.state.tally))
+            log.error("%s", why_nothing_trained(self.config, self.experiment.path, resumed, self.progress.state.tally))
             return EXIT_NOTHING_TRAINED
         self._tell_failures()
         if self.unsaved:

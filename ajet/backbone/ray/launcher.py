@@ -132,7 +132,7 @@ def run(adapter: BackboneAdapter, config: Config, experiment: ExperimentFolder, 
         keep_weights(weights, experiment.hf)
     if not options.json:
         show_report(config, experiment.path, quiet=options.quiet)
-    return exit_code(experiment.path, prepared.resumed_step or 0) if adapter.trains(config) else 0
+    return exit_code(config, experiment.path, prepared.resumed_step or 0) if adapter.trains(config) else 0
 
 
 def _watch_driver(
