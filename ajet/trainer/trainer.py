@@ -115,6 +115,11 @@ class Updater:
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
+    @property
+    def changes(self) -> int:
+        """Grows whenever what a checkpoint holds changes."""
+        return self.updates + self.steps
+
     # ------------------------------------------------------------------------------------------------ the update
 
     def update(

@@ -98,7 +98,7 @@ class LocalRun:
         self.total = 0
         self.step = 0
         self.saved = 0
-        self.updates = 0
+        self.changes = 0
         """The trainer's, when the last step was complete."""
         self.unsaved = False
         """The latest checkpoint could not be written."""
@@ -199,19 +199,19 @@ class LocalRun:
         )
 
     def _is_whole(self) -> bool:
-        """Whether the weights are those of the last complete step."""
-        return self.updates == self.learner.trainer.updates
+        """Whether the trainer is as the last complete step left it."""
+        return self.changes == self.learner.trainer.changes
 
     def _train(self) -> None:
         self.progress.state.spent = RunningTotal.of(read_metrics(self.experiment.path / "metrics.jsonl"))
-        self.updates = self.learner.trainer.updates
+        self.changes = self.learner.trainer.changes
         if self.step == 0 and self.common.val_before_train and self.validation_tasks:
             self._note(self._validate())
         with interrupted_when_whole(self._is_whole) as end_if_interrupted:
             for step in range(self.step + 1, self.total + 1):
                 metrics = self._demonstrate(step) if self.from_file else self._step(step)
                 self.replay.add(step, self.taught)
-                self.step, self.updates = step, self.learner.trainer.updates
+                self.step, self.changes = step, self.learner.trainer.changes
                 try:
                     end_if_interrupted()
                     if self.validation_tasks and validates_after(self.config, step, self.total):

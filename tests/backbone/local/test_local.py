@@ -239,6 +239,23 @@ def test_a_checkpoint_never_holds_a_part_of_a_step(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
+def test_a_step_that_teaches_nothing_is_completed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its learning rate is used up, though no weight has changed."""
+    write = LocalRun._write_episode
+
+    def interrupted(of: LocalRun, *args: Any, **more: Any) -> None:
+        if of.step == 1:
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGINT)
+        write(of, *args, **more)
+
+    monkeypatch.setattr(LocalRun, "_write_episode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, "Indifferent", **{"trainer_common.total_training_steps": 3, "trainer_common.save_freq": 0})
+    assert (tmp_path / "runs" / "job" / "checkpoints" / "step_2" / "COMPLETE").is_file()
+
+
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_an_earlier_step_leaves_no_later_one(tmp_path: Path) -> None:
     """Its next start takes its own newest checkpoint. A validation of the earlier step takes nothing away."""
     five = {"trainer_common.total_training_steps": 5}
