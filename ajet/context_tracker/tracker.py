@@ -153,9 +153,9 @@ class ContextTracker:
         self._check_open(agent, choice)
         ids = prompt.ids
         self.check_room(len(ids))
-        before = [record for record in self._records if record.reply is not None and self._begins(ids, record.reply)]
-        parent = max(before, key=lambda record: record.reply.end if record.reply else 0, default=None)
-        origin = self._growth.root if parent is None or parent.reply is None else parent.reply
+        ends = [(record.reply, record) for record in self._records if record.reply is not None]
+        ends.sort(key=lambda end: end[0].end, reverse=True)
+        origin, parent = next((end for end in ends if self._begins(ids, end[0])), (self._growth.root, None))
         added = ids[origin.end :].tolist()
         message = {"role": "user", "content": prompt.text_from(origin.end)}
         turn = Turn(message, None, 1)  # outside the tree of messages: no chat request continues it
