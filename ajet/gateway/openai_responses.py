@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
+from itertools import count
 from typing import Any
 
 from ajet.gateway.chat import CallPiece, EpisodeSession, ReplyDelta
@@ -197,41 +198,34 @@ async def response_events(
 ) -> AsyncIterator[bytes]:
     """Server-sent events, beginning with `event`: items are opened, filled and closed one after another."""
     created = int(time.time())
-    sequence = _Sequence()
+    numbers = count()
+
+    def write(type: str, **fields: Any) -> bytes:
+        return server_sent_event({"type": type, "sequence_number": next(numbers), **fields}, type)
+
     assert not isinstance(event, ModelCallError)
     call_id = event.call_id if isinstance(event, ReplyDelta) else event[0].call_id
     items = _OpenItems(call_id, call.tools, StreamedLogprobs(session) if call.logprobs else None)
     for kind in ("response.created", "response.in_progress"):
-        yield sequence.event(kind, response=_response(call, call_id, created, "in_progress", []))
+        yield write(kind, response=_response(call, call_id, created, "in_progress", []))
     while isinstance(event, ReplyDelta):
         for change in items.take(event):
-            yield sequence.event(**change)
+            yield write(**change)
         event = await stream.next()
     if isinstance(event, ModelCallError):
         failed = _response(call, call_id, created, "failed", items.done)
         failed["error"] = {"code": "server_error", "message": str(event)}
-        yield sequence.event("response.failed", response=failed)
+        yield write("response.failed", response=failed)
         return
     (reply,) = event
     for change in items.finish("incomplete" if reply.finish_reason == "length" else "completed"):
-        yield sequence.event(**change)
+        yield write(**change)
     output = items.done if not items.broken else reply_items(reply, call.tools)
     if call.logprobs:
         add_logprobs(reply, output, session)
     _store(call, reply, output, session)
     finished = _finished(call, reply, output, created)
-    yield sequence.event(f"response.{finished['status']}", response=finished)
-
-
-class _Sequence:
-    """Numbers the events of one stream."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def event(self, type: str, **fields: Any) -> bytes:
-        number, self._next = self._next, self._next + 1
-        return server_sent_event({"type": type, "sequence_number": number, **fields}, type)
+    yield write(f"response.{finished['status']}", response=finished)
 
 
 Change = dict[str, Any]

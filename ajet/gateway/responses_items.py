@@ -39,16 +39,6 @@ class ResponsesTools(NamedTuple):
     forms: dict[str, ResponsesToolForm]
     """By the name under which the model knows them; plain functions aren't in here."""
 
-    def call_item(self, call: dict[str, Any]) -> dict[str, Any]:
-        """What an item says about a call: its type, its name and its arguments."""
-        function = call["function"]
-        form = self.forms.get(function["name"], ResponsesToolForm(function["name"]))
-        if form.custom:
-            text = custom_input(function["arguments"])
-            return {"type": "custom_tool_call", "call_id": call["id"], "name": form.name, "input": text}
-        item = {"type": "function_call", "call_id": call["id"], "name": form.name, "arguments": function["arguments"]}
-        return {**item, "namespace": form.namespace} if form.namespace else item
-
 
 def joined_name(name: str, namespace: Any) -> str:
     """The name under which the model knows a function."""
@@ -321,9 +311,13 @@ def text_part(text: str) -> Item:
 
 
 def call_item(call_id: str, index: int, call: dict[str, Any], tools: ResponsesTools, status: str = "completed") -> Item:
-    item = tools.call_item(call)
-    prefix = "ctc" if item["type"] == "custom_tool_call" else "fc"
-    return {"id": f"{prefix}_{call_id}_{index}", "status": status, **item}
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    form = tools.forms.get(name, ResponsesToolForm(name))
+    item = {"id": f"fc_{call_id}_{index}", "status": status, "call_id": call["id"], "name": form.name}
+    if form.custom:
+        return {**item, "id": f"ctc_{call_id}_{index}", "type": "custom_tool_call", "input": custom_input(arguments)}
+    namespace = {"namespace": form.namespace} if form.namespace else {}
+    return {**item, "type": "function_call", "arguments": arguments, **namespace}
 
 
 _HONOURED = frozenset(
