@@ -264,7 +264,11 @@ def _blocks(reply: ChatReply) -> list[dict[str, Any]]:
 
 def _tool_use(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": json.loads(function["arguments"])}
+    try:
+        given = json.loads(function["arguments"])
+    except ValueError:  # from a server that returns no token ids: cut short, or not JSON
+        given = {}
+    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": given}
 
 
 def _ending(reply: ChatReply) -> dict[str, Any]:

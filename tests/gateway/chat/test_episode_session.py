@@ -311,10 +311,12 @@ def test_an_engine_without_token_ids_is_recorded_by_messages_and_never_trained()
 
 
 def test_a_chat_only_engine_s_reply_is_streamed_counted_and_rewarded_like_any_other() -> None:
+    arguments = '{"a": 1}'
+
     class Calling(ChatOnlyEngine):
         async def reply(self, request: ChatRequest) -> ChatReply:
             reply = await super().reply(request)
-            function = {"name": "f", "arguments": '{"a": 1}'}
+            function = {"name": "f", "arguments": arguments}
             reply.message["tool_calls"] = [{"id": "c", "type": "function", "function": function}]
             return reply
 
@@ -324,6 +326,7 @@ def test_a_chat_only_engine_s_reply_is_streamed_counted_and_rewarded_like_any_ot
         return b"".join([chunk async for chunk in reply.body]).decode()
 
     async def run() -> None:
+        nonlocal arguments
         session = new_session(Calling("never"))
         usage = {"stream_options": {"include_usage": True}}
         for said in (
@@ -338,6 +341,11 @@ def test_a_chat_only_engine_s_reply_is_streamed_counted_and_rewarded_like_any_ot
         (reply,) = await session.complete(ChatRequest(USER))
         session.reward(0.5, call=reply.call_id)
         assert [call.reward for call in session.tracker.tree.calls] == [None, None, None, 0.5]
+        arguments = '{"a": '  # cut short
+        whole = await answer(
+            "POST", "/v1/messages", json.dumps({"messages": USER, "max_tokens": 9}).encode(), Caller(session)
+        )
+        assert isinstance(whole.body, bytes) and json.loads(whole.body)["content"][1]["input"] == {}
 
     asyncio.run(run())
 
