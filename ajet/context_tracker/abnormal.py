@@ -334,9 +334,10 @@ def wrong_toolcall(reply: CheckedReply) -> str | None:
                 return f"the arguments of {name} are not JSON: {arguments[:80]!r}"
         if not isinstance(arguments, Mapping):
             return f"the arguments of {name} are not an object"
-        required = (known[name].get("parameters") or {}).get("required") or ()
-        if missing := [key for key in required if key not in arguments]:
-            return f"{name} lacks the argument {missing[0]!r}"
+        required = (known[name].get("parameters") or {}).get("required")
+        for key in required if isinstance(required, list) else ():
+            if key not in arguments:
+                return f"{name} lacks the argument {key!r}"
     return None
 
 

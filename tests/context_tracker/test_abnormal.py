@@ -154,6 +154,11 @@ def test_wrong_toolcall(call: dict[str, Any], problem: str | None) -> None:
     assert found is None if problem is None else found is not None and problem in found
 
 
+def test_a_schema_that_requires_no_list_requires_nothing() -> None:
+    tool = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "required": True}}}
+    assert find_abnormal("", called("a", "x"), [tool], ("wrong_toolcall",), CONTROLS) is None
+
+
 def test_tool_calls_that_could_not_be_read() -> None:
     assert "could be read" in (check('<tool_call>{"name": search}', "wrong_toolcall") or "")
     reply = {"role": "assistant", "content": ""}

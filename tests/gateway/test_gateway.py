@@ -175,6 +175,8 @@ def test_response_format_is_asked_for_and_checked() -> None:
         ):
             with pytest.raises(openai.BadRequestError):
                 await client.chat.completions.create(model="m", messages=USER, response_format=bad)
+        with pytest.raises(openai.BadRequestError, match=r"messages\[0\] must be an object"):
+            await client.chat.completions.create(model="m", messages=["x"], response_format=wanted)
 
     session = in_workflow(LineEngine('{"a": 1}', "{}", "no"), workflow)
     assert "JSON schema" in session.tracker.calls[0].new_messages[0]["content"]

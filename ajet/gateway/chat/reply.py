@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -351,6 +351,8 @@ class ResponseFormat:
         if self.kind == "text":
             return list(messages)
         first, *rest = messages
+        if not isinstance(first, Mapping):
+            raise InvalidRequestError(f"messages[0] must be an object, not {type(first).__name__}")
         if first.get("role") in ("system", "developer") and isinstance(first.get("content"), str):
             return [{**first, "content": f"{first['content']}\n\n{self._wanted}"}, *rest]
         return [{"role": "system", "content": self._wanted}, *messages]
