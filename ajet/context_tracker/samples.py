@@ -59,39 +59,49 @@ class Rewards:
         self,
         reward: float | Sequence[float] | None,
         records: Sequence[CallRecord],
+        chat_calls: Sequence[Call],
         *,
         failed: bool,
         otherwise: float | None = None,
     ) -> float | None:
         """The episode's reward. A list is distributed over the calls, which get no other reward; its sum is the
         episode's reward. None stands for the reward that the workflow gave during the episode, else for `otherwise`.
+        `chat_calls`: those of a model that reports no tokens, which has no records.
         """
         if reward is None:
             given = otherwise if self.episode is None else self.episode
             return None if failed else given
         if isinstance(reward, Sequence):
-            return _distribute(reward, records)
+            return _distribute(reward, records, chat_calls)
         return reward
 
 
-def _distribute(rewards: Sequence[float], records: Sequence[CallRecord]) -> float:
+def _distribute(rewards: Sequence[float], records: Sequence[CallRecord], chat_calls: Sequence[Call]) -> float:
     answered = [record for record in records if record.reply is not None]
+    calls = [*(record.call for record in answered), *chat_calls]
+    continued = [
+        *(
+            after.call.extends == before.index or after.turn.follows(before.turn)
+            for before, after in pairwise(answered)
+        ),
+        *(call.extends == index for index, call in enumerate(chat_calls[1:])),
+    ]
     hint = "give each call its reward by tuner.reward(value, call=…), or each agent by tuner.reward(value, agent=…)"
-    agents = sorted({record.call.agent for record in answered})
+    agents = sorted({call.agent for call in calls})
     if len(agents) > 1:
         raise RewardError(f"a list of rewards needs a single agent; this episode has {_some(agents)}: {hint}")
-    for before, after in pairwise(answered):
-        if after.call.extends != before.index and not after.turn.follows(before.turn):
-            why = f" ({after.call.fork.reason})" if after.call.fork else ""
+    for (before, after), goes_on in zip(pairwise(calls), continued, strict=True):
+        if not goes_on:
+            why = f" ({after.fork.reason})" if after.fork else ""
             raise RewardError(
                 "a list of rewards needs an episode without branches, but "
-                f"{after.call.name} does not continue {before.call.name}{why}: {hint}"
+                f"{after.name} does not continue {before.name}{why}: {hint}"
             )
-    if len(rewards) != len(answered):
-        raise RewardError(f"{len(rewards)} rewards for {len(answered)} model calls: {hint}")
-    for record, reward in zip(answered, rewards, strict=True):
-        record.call.reward = reward
-        record.call.replaces_outcome = True
+    if len(rewards) != len(calls):
+        raise RewardError(f"{len(rewards)} rewards for {len(calls)} model calls: {hint}")
+    for call, reward in zip(calls, rewards, strict=True):
+        call.reward = reward
+        call.replaces_outcome = True
     return math.fsum(rewards)
 
 

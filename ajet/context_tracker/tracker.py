@@ -359,7 +359,7 @@ class ContextTracker:
             raise SessionClosedError("the episode is already finished")
         for name in self.in_flight:
             self.abort(name, "the episode ended first")
-        total = self._rewards.total(reward, self._records, failed=failed, otherwise=otherwise)
+        total = self._rewards.total(reward, self._records, self._messages.calls, failed=failed, otherwise=otherwise)
         self._finished = True
         for record in self._records:
             record.ids = None  # the tree holds them

@@ -20,6 +20,7 @@ from ajet.schema.errors import (
     EngineError,
     GenerationTimeoutError,
     InvalidRequestError,
+    RewardError,
     SessionClosedError,
     TooManyStepsError,
 )
@@ -346,6 +347,26 @@ def test_a_chat_only_engine_s_reply_is_streamed_counted_and_rewarded_like_any_ot
             "POST", "/v1/messages", json.dumps({"messages": USER, "max_tokens": 9}).encode(), Caller(session)
         )
         assert isinstance(whole.body, bytes) and json.loads(whole.body)["content"][1]["input"] == {}
+
+    asyncio.run(run())
+
+
+def test_a_list_of_rewards_is_shared_out_among_the_calls_of_a_chat_only_engine() -> None:
+    async def run() -> None:
+        session = new_session(ChatOnlyEngine("never"))
+        messages = [*USER]
+        for _ in range(2):
+            (reply,) = await session.complete(ChatRequest(messages))
+            messages = [*messages, reply.message, *USER]
+        with pytest.raises(RewardError, match="3 rewards for 2 model calls"):
+            session.tracker.finish([1.0, 2.0, 3.0])
+        finished = session.tracker.finish([0.25, 0.5])
+        assert finished.reward == 0.75 and [call.reward for call in finished.tree.calls] == [0.25, 0.5]
+        branched = new_session(ChatOnlyEngine("never"))
+        for _ in range(2):
+            await branched.complete(ChatRequest(USER))
+        with pytest.raises(RewardError, match="call-1 does not continue call-0"):
+            branched.tracker.finish([0.25, 0.5])
 
     asyncio.run(run())
 
