@@ -31,9 +31,9 @@ Entry = dict[str, Any]
 def add_logprobs(reply: ChatReply, output: list[Item], session: EpisodeSession) -> None:
     """Add the log-probabilities to the text of a reply's items."""
     tokens = logprobs_of(reply.completion, session)["content"]
-    spans = _Spans()
-    for token, piece in zip(tokens, session.token_texts(reply.completion.token_ids), strict=True):
-        spans.add(token, piece)
+    spans, text = _Spans(), session.incremental_text()
+    for token, token_id in zip(tokens, reply.completion.token_ids, strict=True):
+        spans.add(token, text.feed([token_id]))
     for item in output:
         for part in item.get("content", []):
             if part["type"] == "output_text":

@@ -200,13 +200,8 @@ class EpisodeSession:
         """The text of one token, for log-probabilities."""
         return self._renderer.decode([token_id])
 
-    def token_texts(self, token_ids: list[int]) -> list[str]:
-        """The text that each token adds. The last token of a character adds the whole character."""
-        text = self.incremental_text()
-        return [text.feed([token]) for token in token_ids]
-
     def incremental_text(self) -> IncrementalText:
-        """A decoder that turns a reply's tokens into text as they arrive."""
+        """Turns a reply's tokens into text as they arrive. The last token of a character adds the whole character."""
         return IncrementalText(self._renderer, Sampling())
 
     def reward(self, value: float, call: str | None = None, agent: str | None = None, *, replace: bool = False) -> None:
@@ -272,6 +267,10 @@ class EpisodeSession:
     async def _prepare(self, request: ChatRequest) -> _Preparation:
         """Do the slow preparation before a call begins, once for all choices."""
         if (chat_model := await self._chat_model()) is not None:
+            if request.prompt_ids is not None:
+                raise InvalidRequestError(
+                    "prompt needs a model whose server returns token ids: send messages to this one"
+                )
             return _Preparation(chat_model, None)
         if request.prompt_ids is not None:
             self.tracker.check_room(len(request.prompt_ids))

@@ -351,6 +351,16 @@ def test_a_chat_only_engine_s_reply_is_streamed_counted_and_rewarded_like_any_ot
     asyncio.run(run())
 
 
+def test_a_chat_only_engine_takes_no_prompt_of_tokens() -> None:
+    async def run() -> None:
+        session = new_session(ChatOnlyEngine("never"))
+        reply = await answer("POST", "/v1/completions", b'{"prompt": "Once upon"}', Caller(session))
+        assert reply.status == 400 and isinstance(reply.body, bytes) and b"send messages" in reply.body
+        assert session.tracker.tree.calls == []
+
+    asyncio.run(run())
+
+
 def test_a_list_of_rewards_is_shared_out_among_the_calls_of_a_chat_only_engine() -> None:
     async def run() -> None:
         session = new_session(ChatOnlyEngine("never"))
