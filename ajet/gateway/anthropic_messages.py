@@ -9,10 +9,10 @@ from typing import Any, Literal
 from ajet.gateway import protocol
 from ajet.gateway.chat import CallPiece, ReplyDelta
 from ajet.gateway.openai_chat import MAX_STOPS, unreadable_call
-from ajet.gateway.protocol import BadField, Caller, Event, ReplyStream, read_model, refuse_unsupported
+from ajet.gateway.protocol import BadField, Caller, Event, ReplyStream, of_type, read_model, refuse_unsupported
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Sampling, Tool
 from ajet.schema.errors import ModelCallError, UnsupportedContentError
-from ajet.system.http_messages import Answer, event_stream, json_answer, kind, server_sent_event
+from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
 
 # ---------------------------------------------------------------- the request
 
@@ -74,20 +74,14 @@ def _text(value: Any, where: str) -> str:
     """A string, or a list of text blocks."""
     if isinstance(value, str):
         return value
-    if not isinstance(value, list):
-        raise BadField(where, f"{where} must be a string or a list of blocks, not {kind(value)}")
-    return "".join(_block_text(block, f"{where}[{index}]") for index, block in enumerate(value))
+    blocks = of_type(value, where, list, "a string or a list of blocks")
+    return "".join(_block_text(block, f"{where}[{index}]") for index, block in enumerate(blocks))
 
 
 def _block_text(block: Any, where: str) -> str:
-    if not isinstance(block, dict):
-        raise BadField(where, f"{where} must be an object, not {kind(block)}")
-    if block.get("type") != "text":
+    if of_type(block, where, dict, "an object").get("type") != "text":
         raise UnsupportedContentError(f"{where}: only text is supported, not {block.get('type')!r:.40}")
-    text = block.get("text")
-    if not isinstance(text, str):
-        raise BadField(f"{where}.text", f"{where}.text must be a string, not {kind(text)}")
-    return text
+    return of_type(block.get("text"), f"{where}.text", str, "a string")
 
 
 def _messages(values: list[Any]) -> list[Message]:
@@ -96,8 +90,7 @@ def _messages(values: list[Any]) -> list[Message]:
     messages: list[Message] = []
     for index, value in enumerate(values):
         where = f"messages[{index}]"
-        if not isinstance(value, dict):
-            raise BadField(where, f"{where} must be an object, not {kind(value)}")
+        value = of_type(value, where, dict, "an object")
         role, content = value.get("role"), value.get("content")
         if role == "user":
             messages += _user(content, where)
@@ -116,15 +109,11 @@ def _user(content: Any, where: str) -> list[Message]:
     """Text and tool results, each in its own message, in order."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
-    if not isinstance(content, list):
-        raise BadField(f"{where}.content", f"{where}.content must be a string or a list of blocks, not {kind(content)}")
     messages: list[Message] = []
-    for index, block in enumerate(content):
+    for index, block in enumerate(of_type(content, f"{where}.content", list, "a string or a list of blocks")):
         place = f"{where}.content[{index}]"
         if isinstance(block, dict) and block.get("type") == "tool_result":
-            call_id = block.get("tool_use_id")
-            if not isinstance(call_id, str):
-                raise BadField(f"{place}.tool_use_id", f"{place}.tool_use_id must be a string, not {kind(call_id)}")
+            call_id = of_type(block.get("tool_use_id"), f"{place}.tool_use_id", str, "a string")
             text = _text(block.get("content") or "", f"{place}.content")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
             continue
@@ -139,12 +128,11 @@ def _user(content: Any, where: str) -> list[Message]:
 def _assistant(content: Any, where: str) -> Message:
     if isinstance(content, str):
         return {"role": "assistant", "content": content}
-    if not isinstance(content, list):
-        raise BadField(f"{where}.content", f"{where}.content must be a string or a list of blocks, not {kind(content)}")
+    blocks = of_type(content, f"{where}.content", list, "a string or a list of blocks")
     texts: list[str] = []
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
-    for index, block in enumerate(content):
+    for index, block in enumerate(blocks):
         place = f"{where}.content[{index}]"
         block_type = block.get("type") if isinstance(block, dict) else None
         if block_type == "tool_use":
@@ -171,8 +159,7 @@ def _tools(values: list[Any]) -> list[Tool]:
     tools = []
     for index, value in enumerate(values):
         where = f"tools[{index}]"
-        if not isinstance(value, dict):
-            raise BadField(where, f"{where} must be an object, not {kind(value)}")
+        value = of_type(value, where, dict, "an object")
         if value.get("type", "custom") not in ("custom", None):
             raise BadField(f"{where}.type", f"{where}: only custom tools are supported, not {value['type']!r:.40}")
         name, schema = value.get("name"), value.get("input_schema", {})

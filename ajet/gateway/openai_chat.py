@@ -11,7 +11,16 @@ from typing import Any, Literal, NamedTuple, cast
 
 from ajet.gateway import protocol
 from ajet.gateway.chat import CallPiece, EpisodeSession, ReplyDelta
-from ajet.gateway.protocol import BadField, Caller, Event, ReplyStream, json_body, read_model, refuse_unsupported
+from ajet.gateway.protocol import (
+    BadField,
+    Caller,
+    Event,
+    ReplyStream,
+    json_body,
+    of_type,
+    read_model,
+    refuse_unsupported,
+)
 from ajet.schema.chat import (
     DEFAULT_TARGET,
     ChatReply,
@@ -207,8 +216,7 @@ def read_messages(values: list[Any], key: str = "messages") -> list[Message]:
     if not values:
         raise BadField(key, f"{key} must hold at least one message")
     for index, value in enumerate(values):
-        if not isinstance(value, dict):
-            raise BadField(f"{key}[{index}]", f"{key}[{index}] must be an object, not {kind(value)}")
+        of_type(value, f"{key}[{index}]", dict, "an object")
     return values
 
 
@@ -217,8 +225,7 @@ def read_tools(values: list[Any]) -> list[Tool]:
     tools = []
     for index, value in enumerate(values):
         where = f"tools[{index}]"
-        if not isinstance(value, dict):
-            raise BadField(where, f"{where} must be an object, not {kind(value)}")
+        value = of_type(value, where, dict, "an object")
         if value.get("type", "function") != "function":
             raise BadField(f"{where}.type", f"{where}.type must be 'function', not {value.get('type')!r:.40}")
         function = value.get("function")

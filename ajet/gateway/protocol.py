@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ajet.gateway.chat import EpisodeSession, ReplyDelta
 from ajet.schema.chat import DEFAULT_AGENT, ChatReply, ChatRequest
@@ -24,6 +24,7 @@ from ajet.system.http_messages import (
 )
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class BadField(InvalidRequestError):
@@ -67,40 +68,31 @@ def integer(body: dict[str, Any], key: str, low: int, high: int) -> int | None:
     return value
 
 
+def of_type(value: Any, where: str, wanted: type[T], named: str) -> T:
+    """The value, if it is of this type. `where` it stands, and how the type is `named`, are said if it isn't."""
+    if not isinstance(value, wanted):
+        raise BadField(where, f"{where} must be {named}, not {kind(value)}")
+    return value
+
+
 def flag(body: dict[str, Any], key: str, default: bool = False) -> bool:
     value = body.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise BadField(key, f"{key} must be a boolean, not {kind(value)}")
-    return value
+    return default if value is None else of_type(value, key, bool, "a boolean")
 
 
 def text(body: dict[str, Any], key: str, default: str = "") -> str:
     value = body.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, str):
-        raise BadField(key, f"{key} must be a string, not {kind(value)}")
-    return value
+    return default if value is None else of_type(value, key, str, "a string")
 
 
 def mapping(body: dict[str, Any], key: str) -> dict[str, Any]:
     value = body.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise BadField(key, f"{key} must be an object, not {kind(value)}")
-    return value
+    return {} if value is None else of_type(value, key, dict, "an object")
 
 
 def array(body: dict[str, Any], key: str) -> list[Any]:
     value = body.get(key)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise BadField(key, f"{key} must be an array, not {kind(value)}")
-    return value
+    return [] if value is None else of_type(value, key, list, "an array")
 
 
 def strings(body: dict[str, Any], key: str, most: int) -> tuple[str, ...]:

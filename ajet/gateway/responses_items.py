@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 from ajet.gateway import protocol
 from ajet.gateway.openai_chat import read_sampling, read_tool_choice
-from ajet.gateway.protocol import NO_EFFECT, REFUSED, UNSET, BadField, Caller, read_model, refuse_unsupported
+from ajet.gateway.protocol import NO_EFFECT, REFUSED, UNSET, BadField, Caller, of_type, read_model, refuse_unsupported
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import UnsupportedContentError
-from ajet.system.http_messages import kind
 
 LEFT_OUT = ("web_search", "web_search_preview", "tool_search")
 
@@ -69,9 +68,7 @@ def read_tools(values: list[Any], where: str = "tools", namespace: str = "") -> 
 
 
 def _read_tool(value: Any, where: str, namespace: str, read: ResponsesTools) -> None:
-    if not isinstance(value, dict):
-        raise BadField(where, f"{where} must be an object, not {kind(value)}")
-    tool_type = value.get("type")
+    tool_type = of_type(value, where, dict, "an object").get("type")
     if tool_type in LEFT_OUT:
         return
     if tool_type not in ("function", "custom", "namespace"):
@@ -84,9 +81,7 @@ def _read_tool(value: Any, where: str, namespace: str, read: ResponsesTools) -> 
     if not isinstance(description, str | None):
         raise BadField(f"{where}.description", f"{where}.description must be a string")
     if tool_type == "namespace":
-        nested = value.get("tools")
-        if not isinstance(nested, list):
-            raise BadField(f"{where}.tools", f"{where}.tools must be an array, not {kind(nested)}")
+        nested = of_type(value.get("tools"), f"{where}.tools", list, "an array")
         inner = read_tools(nested, f"{where}.tools", name)
         read.tools.extend(inner.tools)
         read.forms.update(inner.forms)
@@ -107,8 +102,8 @@ def _function(value: dict[str, Any], where: str) -> dict[str, Any]:
 def _custom(value: dict[str, Any], where: str) -> dict[str, Any]:
     """Free text as a function's only argument."""
     form = value.get("format")
-    if not isinstance(form, dict | None):
-        raise BadField(f"{where}.format", f"{where}.format must be an object, not {kind(form)}")
+    if form is not None:
+        of_type(form, f"{where}.format", dict, "an object")
     description = value.get("description") or ""
     if form and form.get("type") == "grammar":
         syntax, definition = form.get("syntax"), form.get("definition")
@@ -134,20 +129,17 @@ def read_input(value: Any, find: FindItem) -> list[Message]:
         return [{"role": "user", "content": value}]
     if value is None:
         return []
-    if not isinstance(value, list):
-        raise BadField("input", f"input must be a string or a list of items, not {kind(value)}")
     messages = _Messages()
-    for index, item in enumerate(value):
+    for index, item in enumerate(of_type(value, "input", list, "a string or a list of items")):
         messages.add(_resolved(item, f"input[{index}]", find), f"input[{index}]")
     return messages.done
 
 
 def _resolved(item: Any, where: str, find: FindItem) -> Item:
-    if not isinstance(item, dict):
-        raise BadField(where, f"{where} must be an object, not {kind(item)}")
-    if item.get("type") != "item_reference":
-        return item
-    found = find(_text_field(item, "id", where))
+    given: Item = of_type(item, where, dict, "an object")
+    if given.get("type") != "item_reference":
+        return given
+    found = find(_text_field(given, "id", where))
     if found is None:
         raise BadField(f"{where}.id", f"{where} refers to an item that isn't stored: send the item itself")
     return found
@@ -196,9 +188,8 @@ class _Messages:
         """Its text, if there is any to read. What clients leave out, the recorded call knows."""
         message = self._reply(item, fresh=self._open is not None)
         content = item.get("content")
-        if not isinstance(content, list | None):
-            raise BadField(f"{where}.content", f"{where}.content must be an array, not {kind(content)}")
-        parts = [part.get("text") if isinstance(part, dict) else None for part in content or []]
+        content = [] if content is None else of_type(content, f"{where}.content", list, "an array")
+        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
         if not all(isinstance(part, str) for part in parts):
             raise BadField(f"{where}.content", f"{where}.content must be a list of reasoning_text parts")
         if text := "".join(map(str, parts)):
@@ -235,20 +226,15 @@ class _Messages:
 
 
 def _text_field(item: Item, key: str, where: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str):
-        raise BadField(f"{where}.{key}", f"{where}.{key} must be a string, not {kind(value)}")
-    return value
+    return of_type(item.get(key), f"{where}.{key}", str, "a string")
 
 
 def _content_text(content: Any, where: str) -> str:
     """The text of a string or of a list of text parts, joined as in chat messages."""
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        raise BadField(where, f"{where} must be a string or a list of parts, not {kind(content)}")
     texts = []
-    for index, part in enumerate(content):
+    for index, part in enumerate(of_type(content, where, list, "a string or a list of parts")):
         part_type = part.get("type") if isinstance(part, dict) else None
         key = _TEXT.get(part_type) if isinstance(part_type, str) else None
         if key is None:
