@@ -33,8 +33,6 @@ from ajet.schema.chat import Message, Tool
 from ajet.schema.episode import ROOT, CallTree, Fork, IntArray
 from ajet.schema.errors import InvalidRequestError
 
-__all__ = ["NotStable", "Renderer"]
-
 
 class Renderer:
     """Turns messages into token ids, and token ids into text. Belongs to the service loop and its one thread for long

@@ -145,12 +145,10 @@ class EpisodeKey:
 
 
 class _Registration(NamedTuple):
-    """The keys by which requests can reach a session."""
+    """How requests can reach a session."""
 
-    episode: str
-    """The id of the agent's key."""
-    control: str
-    """The id of the control key."""
+    ids: tuple[str, str]
+    """Those of the agent's key and of the control key."""
     key: EpisodeKey
 
 
@@ -167,9 +165,8 @@ class Gateway:
         self._authorize = authorize or self._registered
         self._origins = AllowedOrigins(self.settings.allowed_origins)
         self._keys = KeyRing(self.settings.key_ttl_s, "gateway.key_ttl")
-        self._episodes: dict[str, EpisodeSession] = {}
-        self._controls: dict[str, EpisodeSession] = {}
-        """The sessions by the id of their control key."""
+        self._callers: dict[str, Caller] = {}
+        """What each key gives access to, by its id."""
         self._registrations: dict[EpisodeSession, _Registration] = {}
         self._calls: dict[EpisodeSession, RunningCalls] = {}
         self.external: EpisodeOpener | None = None
@@ -208,8 +205,7 @@ class Gateway:
 
     async def aclose(self) -> None:
         """Stop listening and cut all connections; what is being generated for them is cancelled."""
-        self._episodes.clear()
-        self._controls.clear()
+        self._callers.clear()
         self._registrations.clear()
         await self._server.aclose()
         if self._local is not None:
@@ -224,17 +220,16 @@ class Gateway:
         episode, api_key = self._keys.issue()
         control, control_key = self._keys.issue()
         key = EpisodeKey(self.base_url, api_key, control_key=control_key)
-        self._registrations[session] = _Registration(episode, control, key)
-        self._episodes[episode] = session
-        self._controls[control] = session
+        self._registrations[session] = _Registration((episode, control), key)
+        self._callers |= {episode: Caller(session), control: Caller(session, control=True)}
         session.on_close(lambda: self.unregister(session))
         return key
 
     def unregister(self, session: EpisodeSession) -> None:
         """Stop accepting the episode's keys."""
         if (registration := self._registrations.pop(session, None)) is not None:
-            del self._episodes[registration.episode]
-            del self._controls[registration.control]
+            for key_id in registration.ids:
+                del self._callers[key_id]
 
     # ------------------------------------------------------------ requests
 
@@ -285,12 +280,10 @@ class Gateway:
     def _registered(self, key: str) -> Caller:
         """The session a key of ours belongs to."""
         claim = self._keys.claim(key)
-        if claim.scope is None and (session := self._controls.get(claim.id)) is not None:
-            return Caller(session, control=True)
-        session = self._episodes.get(claim.id)
-        if session is None:
+        caller = self._callers.get(claim.id)
+        if caller is None or (caller.control and claim.scope is not None):
             raise SessionClosedError("this key's episode is over: it takes no more model calls, rewards or spans")
-        return Caller(session, *agent_scope(claim.scope))
+        return caller if caller.control else Caller(caller.session, *agent_scope(claim.scope))
 
     async def handle(self, request: HttpRequest) -> Answer:
         reply = await self._handle(request)
@@ -299,7 +292,7 @@ class Gateway:
 
     async def _handle(self, request: HttpRequest) -> Answer:
         if request.path == "/healthz":
-            return json_answer({"status": "ok", "episodes": len(self._episodes)})
+            return json_answer({"status": "ok", "episodes": len(self._registrations)})
         if self.external is not None and is_external(request.path):
             return await answer_external(
                 request.method, request.path, request.body, self.external, self._known_as(request)
@@ -351,14 +344,10 @@ class Gateway:
     def _leave_when_closed(self, reply: Answer, session: EpisodeSession) -> None:
         """A stream counts as a request until it ends."""
         close = reply.close
-        open_ = True
 
         def closed() -> None:
-            nonlocal open_
             close()
-            if open_:
-                open_ = False
-                self._leave(session)
+            self._leave(session)
 
         reply.close = closed
 
