@@ -142,7 +142,13 @@ ENDPOINTS = (*POST, TRACES_PATH, *GET)
 CONTROL_PATHS = ("/v1/rewards", TRACES_PATH)
 """Where the control key is accepted."""
 MODELS_PATH = "/v1/models/"
-PROMPT_PATHS = POST.keys() - {"/v1/embeddings", "/v1/rewards"}
+PROMPT_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+)
 """Requests whose body becomes a prompt, and can't be larger than one."""
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
