@@ -150,7 +150,8 @@ PROMPT_PATHS = (
     "/v1/responses",
 )
 """Requests whose body becomes a prompt, and can't be larger than one."""
-ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
+COUNT_PATH = "/v1/messages/count_tokens"
+ANTHROPIC_PATHS = ("/v1/messages", COUNT_PATH)
 
 
 async def answer(method: str, path: str, body: bytes, caller: Caller, content_type: str = "") -> Answer:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.endpoints import (
+    COUNT_PATH,
     EPISODES_PATH,
     MAX_EPISODE_BYTES,
     PROMPT_PATHS,
@@ -272,7 +273,7 @@ class Gateway:
             length = request.headers.get(b"content-length", b"")
             if length.isdigit():
                 try:
-                    caller.session.check_size(int(length[:12]))
+                    caller.session.check_size(int(length[:12]), asked=request.path != COUNT_PATH)
                 except ModelCallError as error:
                     return error_answer(error, request.path)
         return None

@@ -272,6 +272,7 @@ def test_what_has_no_room_is_refused(path: str, body: dict[str, Any]) -> None:
             reply = await post(here, path, body)
             assert reply.status == 400 and "maximum context length is 10000" in reply.body.decode()
             assert all(len(one.prompt_ids) == 1 for one in here.engine.requests)
+            assert here.session.tracker.context_overflow == ("count_tokens" not in path), "counting asks nothing"
 
     asyncio.run(run())
 

@@ -173,7 +173,7 @@ class EpisodeSession:
         of its beginning. Records nothing. Raises a ModelCallError."""
         self.check_open()
         tools = [] if self.settings.force_disable_toolcalls else request.tools
-        return await self._length(request.messages, tools, request.chat_template_kwargs)
+        return await self._length(request.messages, tools, request.chat_template_kwargs, asked=False)
 
     async def encode(self, text: str) -> list[int]:
         """Tokenize a raw prompt, including control tokens. Raises a ModelCallError."""
@@ -186,10 +186,10 @@ class EpisodeSession:
         exact = self._engine.capabilities.exact_tokens or not isinstance(self._engine, ChatModel)
         return self._most_bytes if exact else None
 
-    def check_size(self, size: int) -> None:
-        """Refuse a request by its size, before it is read. Raises ContextOverflowError."""
+    def check_size(self, size: int, *, asked: bool = True) -> None:
+        """Refuse a request by its size, before it is read. `asked`: not only counted. Raises ContextOverflowError."""
         if size > self._most_bytes:
-            self.tracker.check_room(size // BYTES_PER_TOKEN)
+            self.tracker.check_room(size // BYTES_PER_TOKEN, asked=asked)
 
     @property
     def tokenizer(self) -> Any:
@@ -296,19 +296,20 @@ class EpisodeSession:
         if self._prompt_bytes + size > MAX_EPISODE_BYTES:
             raise InvalidRequestError(f"this episode's requests hold more than {MAX_EPISODE_BYTES >> 20} MB in all")
         if size > LONG_TEXT:
-            length = await self._length(messages, tools, kwargs)
+            length = await self._length(messages, tools, kwargs, asked=True)
             if length > self._most_tokens:
                 self.tracker.check_room(length)
         self._prompt_bytes += size
 
-    async def _length(self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: dict[str, Any]) -> int:
-        self.tracker.check_room(await _on_thread(len, messages))  # each has a token at least
+    async def _length(
+        self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: dict[str, Any], *, asked: bool
+    ) -> int:
+        self.tracker.check_room(await _on_thread(len, messages), asked=asked)  # each has a token at least
         return await _on_thread(self._renderer.length, messages, tools, kwargs, self._most_tokens)
 
     def _encode(self, text: str) -> list[int]:
         self.tracker.check_room(self._renderer.encoder.beyond(text, self._most_tokens))
-        ids: list[int] = self._renderer.tokenizer.encode(text)
-        return ids
+        return list(self._renderer.tokenizer.encode(text))
 
     @property
     def _most_bytes(self) -> int:

@@ -35,6 +35,9 @@ def test_many_messages_are_refused_by_their_number(monkeypatch: pytest.MonkeyPat
         session = new_session(LineEngine("hi"), tracking=TRACKING)
         monkeypatch.setattr(type(renderer()), "text", lambda *_, **__: pytest.fail("they were rendered"))
         with pytest.raises(ContextOverflowError):
+            await session.count_tokens(ChatRequest([{"role": "user", "content": "x"}] * 600))
+        assert not session.tracker.context_overflow, "counting asks nothing"
+        with pytest.raises(ContextOverflowError):
             await session.complete(ChatRequest([{"role": "user", "content": "x"}] * 600))
 
     asyncio.run(run())
