@@ -259,7 +259,8 @@ class ContextTracker:
         record.prompt_ids = []
         if not call.trainable:
             call.drop = "not_trainable"
-        self._check_output(record, reply, text, malformed)
+        if self.settings.checks:
+            self._check_output(record, reply, text, malformed)
 
     def begin_messages(self, agent: str, choice: int = 0) -> float:
         """Begin a call to a model that doesn't report tokens. Returns its start time, for `commit_messages`."""
