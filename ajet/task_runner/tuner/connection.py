@@ -81,7 +81,7 @@ class LoopBridge:
             return reply, iter([reply.body])
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
         close = self._pump(reply, arrived.put)
-        return Answer(reply.status, reply.body, reply.headers, close), iter(arrived.get, _END)
+        return Answer(reply.status, reply.body, reply.headers, close), _taken(arrived)
 
     def _pump(self, reply: Answer, put: Callable[[object], object]) -> Callable[[], None]:
         """Start handing over a stream's chunks; return a function that stops it."""
@@ -112,12 +112,16 @@ async def _call(function: Callable[[], T]) -> T:
 
 
 async def _hand_over(reply: Answer, put: Callable[[object], object]) -> None:
-    """Runs on the service loop, until the stream ends or its reader's loop is closed."""
+    """Runs on the service loop, until the stream ends or its reader's loop is closed. An error goes to the reader, who
+    would wait for ever."""
     assert not isinstance(reply.body, bytes)
     try:
-        async for chunk in reply.body:
-            put(chunk)
-        put(_END)
+        try:
+            async for chunk in reply.body:
+                put(chunk)
+            put(_END)
+        except Exception as error:  # noqa: BLE001 - the reader raises it
+            put(error)
     except RuntimeError as error:
         if "loop is closed" not in str(error):
             raise
@@ -127,7 +131,19 @@ async def _hand_over(reply: Answer, put: Callable[[object], object]) -> None:
 
 async def _read(arrived: asyncio.Queue[Any]) -> AsyncIterator[bytes]:
     while (item := await arrived.get()) is not _END:
-        yield item
+        yield _chunk(item)
+
+
+def _taken(arrived: queue.SimpleQueue[Any]) -> Iterator[bytes]:
+    while (item := arrived.get()) is not _END:
+        yield _chunk(item)
+
+
+def _chunk(item: Any) -> bytes:
+    if isinstance(item, Exception):
+        raise item
+    chunk: bytes = item
+    return chunk
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

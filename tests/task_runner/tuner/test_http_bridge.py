@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
+from ajet.gateway.protocol import Caller
 from ajet.system.http_messages import Answer, HttpRequest, json_answer
 from ajet.system.http_server import HttpServer
+from ajet.task_runner.tuner import connection
 from ajet.task_runner.tuner.clients import _read_reply, openai_client
-from ajet.task_runner.tuner.connection import Connection, HttpBridge
+from ajet.task_runner.tuner.connection import Connection, HttpBridge, LoopBridge
 
 USER: Any = [{"role": "user", "content": "hi"}]
 REPLY = {
@@ -249,3 +252,34 @@ def test_a_reply_is_the_object_that_openai_s_client_makes_of_it(changed: dict[st
     assert ours == theirs
     assert ours.to_dict() == theirs.to_dict()
     assert repr(ours) == repr(theirs)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_stream_in_the_same_process_that_fails_ends_for_its_reader(
+    monkeypatch: pytest.MonkeyPatch, blocking: bool
+) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"data: one\n\n"
+        raise ValueError("no usage")
+
+    async def failing(*_: Any) -> Answer:
+        return Answer(200, chunks())
+
+    async def read(bridge: LoopBridge) -> list[bytes]:
+        body = (await bridge.ask("POST", "/v1/chat/completions", b"")).body
+        assert not isinstance(body, bytes)
+        return [chunk async for chunk in body]
+
+    monkeypatch.setattr(connection, "answer", failing)
+    service = asyncio.new_event_loop()
+    thread = threading.Thread(target=service.run_forever)
+    thread.start()
+    bridge = LoopBridge(cast(Caller, None), service)
+    with pytest.raises(ValueError, match="no usage"):
+        if blocking:
+            list(bridge.ask_blocking("POST", "/v1/chat/completions", b"", 30)[1])
+        else:
+            asyncio.run(asyncio.wait_for(read(bridge), 30))
+    service.call_soon_threadsafe(service.stop)
+    thread.join()
+    service.close()
