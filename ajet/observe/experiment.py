@@ -281,7 +281,8 @@ class ExperimentFolder:
             target = code / file.parent.name
             target.mkdir(parents=True, exist_ok=True)
             beside = (path for path in sorted(file.parent.iterdir()) if path != file and path.suffix in _CODE_SUFFIXES)
-            small = [path for path in beside if path.is_file() and path.stat().st_size <= _CODE_FILE_BYTES]
+            readable = (path for path in beside if path.is_file() and os.access(path, os.R_OK))
+            small = [path for path in readable if path.stat().st_size <= _CODE_FILE_BYTES]
             for source in (file, *small[:_CODE_FILES]):
                 text = source.read_text(encoding="utf-8", errors="replace")
                 copy, masked = target / source.name, self.masker.text(text)

@@ -47,6 +47,18 @@ def test_folder_holds_config_code_metrics_events_and_log(tmp_path: Path) -> None
     assert {"message": "trained", "level": "info"}.items() <= records[-1].items()
 
 
+def test_a_neighbour_that_may_not_be_read_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workflow = tmp_path / "project" / "workflow.py"
+    workflow.parent.mkdir()
+    for name in ("workflow.py", "helper.py", "private.txt"):
+        (workflow.parent / name).write_text("x = 1\n")
+    may = os.access  # to root, no file is closed
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "private.txt" and may(path, mode))
+    with ExperimentFolder.open(config(), exp_dir=tmp_path / "exps") as folder:
+        folder.save_code([workflow])
+    assert sorted(os.listdir(folder.path / "code" / "project")) == ["helper.py", "workflow.py"]
+
+
 def test_same_command_resumes_and_names_what_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with ExperimentFolder.open(config(), exp_dir=tmp_path) as folder:
         for step in (1, 2, 3):
