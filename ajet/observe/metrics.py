@@ -367,7 +367,7 @@ class BackgroundSink:
                 self._complain(error)
                 with self._change:
                     if self._closing:
-                        return
+                        break
                     self._change.wait_for(lambda: self._closing, self._retry_seconds)
                 continue
             self._complained = False

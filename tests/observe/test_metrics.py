@@ -95,6 +95,18 @@ def test_a_failing_tracker_is_retried_and_loses_nothing() -> None:
     assert inner.steps == [0, 1, 2, 3, 4] and inner.closed
 
 
+def test_a_tracker_that_fails_at_the_end_is_closed_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    inner = Recording()
+    sink = BackgroundSink("t", lambda: inner, retry_seconds=60.0)
+    sink.log(0, {"a": 1.0})
+    wait_until(lambda: inner.steps == [0])
+    inner.failures = 10
+    sink.log(1, {"a": 1.0})
+    with caplog.at_level("WARNING", logger="ajet"):
+        sink.close()
+    assert inner.closed and "missed 1 steps" in caplog.text
+
+
 def test_a_hanging_tracker_never_blocks_and_says_what_it_lost(caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
     sink = BackgroundSink("t", lambda: Recording(gate=gate), capacity=10, close_seconds=0.05)
