@@ -130,10 +130,12 @@ def _tree(record: dict[str, Any]) -> CallTree:
     sampled = record["sampled"]
     logprobs = _split(np.frombuffer(record["logprobs"], "<f4").astype(np.float32), sampled)
     bits = np.unpackbits(np.frombuffer(record["mask"], np.uint8), count=sum(sampled)).astype(np.bool_)
-    calls = []
+    calls: list[Call] = []
     for data, call_logprobs, mask in zip(record["calls"], logprobs, _split(bits, sampled), strict=True):
         if not (ROOT <= data["run"] < len(runs) and ROOT <= data["prompt_run"] < len(runs)):
             raise ValueError("a call refers to a run that does not exist")
+        if not (ROOT <= data["extends"] < len(calls) and ROOT <= data["tools"] < len(record["toolsets"])):
+            raise ValueError("a call refers to a call or tools that do not exist")
         data["versions"] = [(int(first), int(version)) for first, version in data["versions"]]
         data["sampling"] = msgspec.convert(data["sampling"], Sampling)
         data["fork"] = msgspec.convert(data["fork"], Fork | None)

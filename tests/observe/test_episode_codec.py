@@ -114,6 +114,14 @@ def test_a_record_with_dangling_references_is_refused(column: str, value: object
         decode_episode(packed(record))
 
 
+@pytest.mark.parametrize(("name", "value"), [("extends", 0), ("extends", 1), ("extends", -2), ("tools", 1)])
+def test_a_call_that_extends_itself_or_has_no_such_tools_is_refused(name: str, value: int) -> None:
+    record = msgspec.msgpack.decode(zlib.decompress(encode_episode(episode())))
+    record["episode"]["tree"]["calls"][0][name] = value
+    with pytest.raises(EpisodeFormatError, match="damaged"):
+        decode_episode(packed(record))
+
+
 def test_isomorphic_sees_what_was_sampled_and_not_the_order() -> None:
     first, second = tree(), tree()
     second.calls.reverse()
