@@ -207,15 +207,14 @@ class Experiment:
         )
         events = reading.part(self.events, no_events)
         reading.problems += reading.part(self._left_out_events, [])
-        model = _at(config, "ajet", "model", "path")
         episodes = reading.part(self._count, 0)
         note = reading.part(lambda: self.notes.read().run, Note())
         return {
             "name": self.name,
             "status": reading.part(lambda: self._status(events), "unknown"),
-            "model": model if isinstance(model, str) else "",
-            "backbone": next((event["backbone"] for event in reversed(events) if event.get("backbone")), ""),
-            "algorithm": _at(config, "ajet", "trainer_common", "algorithm", "adv_estimator") or "",
+            "model": _as_text(_at(config, "ajet", "model", "path")),
+            "backbone": _as_text(next((event["backbone"] for event in reversed(events) if event.get("backbone")), "")),
+            "algorithm": _as_text(_at(config, "ajet", "trainer_common", "algorithm", "adv_estimator")),
             "step": columns["steps"][-1] if columns["steps"] else 0,
             "return": returns[-1] if returns else None,
             "success": successes[-1] if successes else None,
@@ -301,6 +300,10 @@ def _at(block: Any, *keys: str) -> Any:
     for key in keys:
         block = block.get(key) if isinstance(block, dict) else None
     return block
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _log_record(line: str) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from ajet.observe.run_evidence import Values
 from ajet.observe.run_files import open_regular
 
 _LARGEST = 1e300
+_LARGEST_STEP = 2**53
+"""What a browser counts up to."""
 _BUCKETS = 500
 """A chart is about so many pixels wide. Two points for each make a line on which every spike is seen."""
 _RECORDED = "episode/count"
@@ -128,7 +130,8 @@ class MetricsReader:
             record = _decoded(line)
         except (ValueError, RecursionError):
             record = None
-        if not isinstance(record, dict) or not isinstance(step := record.pop("step", None), int):
+        step = record.pop("step", None) if isinstance(record, dict) else None
+        if type(step) is not int or abs(step) >= _LARGEST_STEP:
             self._problem = f"{self._path}, line {self._lines}: not a step's metrics, and left out"
             return
         row = self._rows.setdefault(step, len(self._steps))

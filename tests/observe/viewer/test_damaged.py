@@ -121,6 +121,22 @@ def test_a_damaged_episode_fails_alone(experiments: Path, tmp_path: Path) -> Non
     assert "the record of a task is damaged" in visitor.get(f"/api/x/math-agent/task/{task}").json()["error"]
 
 
+def test_values_of_another_kind_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("good", "odd"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "return/mean": 0.5}\n')
+    folder = tmp_path / "odd"
+    (folder / "metrics.jsonl").write_text(f'{{"step": 1}}\n{{"step": {10**30}}}\n{{"step": true}}\n')
+    (folder / "events.jsonl").write_text('{"time": 1, "event": "started", "backbone": ["x"]}\n')
+    algorithm = "trainer_common: {algorithm: {adv_estimator: {a: 1}}}"
+    (folder / "config.resolved.yaml").write_text(f"ajet: {{model: {{path: [1]}}, {algorithm}}}\n")
+    assert runs([str(tmp_path)]) == 0
+    assert "good" in capsys.readouterr().out
+    row = Experiment(folder).summary()
+    assert (row["model"], row["backbone"], row["algorithm"], row["step"]) == ("", "", "", 1)
+    assert sign_in(tmp_path).get("/api/x/odd/overview").status_code == 200
+
+
 def test_what_is_nested_too_deeply_is_named_and_left_out(tmp_path: Path) -> None:
     deep = f'{{"step": 1, "a": {"[" * 100_000}}}\n'
     for name in ("metrics.jsonl", "events.jsonl", "run.log", "notes.json", "environment.json"):
