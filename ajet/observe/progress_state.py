@@ -142,6 +142,8 @@ class ProgressState:
     phase_total: int | None = None
     phase_began: float = field(default_factory=time.monotonic)
     began: float = field(default_factory=time.monotonic)
+    stepping: bool = False
+    """The first step has begun."""
     stepping_began: float = field(default_factory=time.monotonic)
     episodes: int = 0
     tally: FailureTally = field(default_factory=FailureTally)

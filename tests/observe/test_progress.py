@@ -69,6 +69,18 @@ def test_json_lines() -> None:
     assert records[6]["metrics"]["other"] == 1.0 and records[4]["failure"]["kind"] == "ValueError"
 
 
+def test_the_time_left_follows_from_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    progress = Progress.create(ProgressMode.QUIET)
+    progress.start("math", "local", total_steps=3)
+    for name, seconds in (("load", 100.0), ("validate", 50.0), ("rollout", 20.0), ("train", 10.0), ("validate", 2.0)):
+        progress.phase(name)
+        now[0] += seconds
+    progress.step(1, {})
+    assert progress.state.eta_seconds == 2 * 32.0
+
+
 @pytest.mark.parametrize("mode", [ProgressMode.LIVE, ProgressMode.PLAIN, ProgressMode.JSON])
 def test_a_loss_that_is_no_number_is_shown(mode: ProgressMode) -> None:
     stream = io.StringIO()
