@@ -14,7 +14,7 @@ SAMPLED = ("episode/sampled_tokens_total", "val/episode/sampled_tokens_total")
 HELPER = ("helper/calls", "helper/tokens", "helper/cost")
 USED = (STEP, VALIDATION, TOTAL_STEPS, GPUS, *SAMPLED, *HELPER)
 """The metrics that it takes."""
-_OF_STEPS = ("steps", "total_steps", "first_step")
+_OF_STEPS = ("steps", "total_steps", "warm_up")
 
 
 @dataclass(slots=True)
@@ -34,8 +34,8 @@ class RunningTotal:
     steps: int = 0
     total_steps: float = 0.0
     """0: not known."""
-    first_step: float = 0.0
-    """Seconds. It also warms up, so it tells little about the others."""
+    warm_up: float = 0.0
+    """Seconds up to the end of the first step, a validation before it included: they tell little about the others."""
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         """A step's line, or that of a validation before the first step."""
@@ -48,7 +48,7 @@ class RunningTotal:
         self.helper_tokens += _of(metrics, HELPER[1])
         self.helper_cost += _of(metrics, HELPER[2])
         if step:
-            self.first_step = self.first_step or step
+            self.warm_up = self.warm_up or self.seconds
             self.steps += 1
 
     @classmethod
@@ -70,7 +70,7 @@ class RunningTotal:
         """In all, at the pace of the steps after the first. None: too early to tell, or no end is known."""
         if not self.total_steps or self.steps < 2:
             return None
-        pace = (self.seconds - self.first_step) / (self.steps - 1)
+        pace = (self.seconds - self.warm_up) / (self.steps - 1)
         return self.seconds + max(0.0, self.total_steps - self.steps) * pace
 
     def figures(self) -> dict[str, float]:
