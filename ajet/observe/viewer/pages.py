@@ -11,7 +11,7 @@ import hmac
 import secrets
 import time
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -259,9 +259,11 @@ class Pages:
         events: list[dict[str, Any]] = reading.part(experiment.events, [])
         log: list[dict[str, Any]] = reading.part(experiment.log_tail, [])
         environment: dict[str, str] = reading.part(experiment.environment, {})
-        asked = experiment.path / "config.yaml"
-        resolved = experiment.path / "config.resolved.yaml"
-        rubrics = experiment.path / "cache" / "rubrics.yaml"
+
+        def text(name: str) -> str:
+            file = experiment.path / name
+            return reading.part(partial(read_regular, file), "") if file.exists() else ""
+
         return self._experiment_page(
             request,
             "about.html",
@@ -269,11 +271,11 @@ class Pages:
             "About",
             events=list(reversed(events)),
             log=list(reversed(log))[:200],
-            rubrics=read_regular(rubrics) if rubrics.exists() else "",
             environment=environment,
+            rubrics=text("cache/rubrics.yaml"),
+            asked=text("config.yaml"),
+            resolved=text("config.resolved.yaml"),
             problems=reading.problems,
-            asked=read_regular(asked) if asked.exists() else "",
-            resolved=read_regular(resolved) if resolved.exists() else "",
         )
 
     async def login(self, request: Request) -> Response:

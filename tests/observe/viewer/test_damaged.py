@@ -137,6 +137,18 @@ def test_values_of_another_kind_are_left_out(tmp_path: Path, capsys: pytest.Capt
     assert sign_in(tmp_path).get("/api/x/odd/overview").status_code == 200
 
 
+def test_a_link_costs_the_page_about_a_run_no_more_than_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    (folder / "config.resolved.yaml").write_text("ajet: {experiment_name: shown}\n")
+    (tmp_path / "elsewhere").write_text("secret")
+    (folder / "config.yaml").symlink_to(tmp_path / "elsewhere")
+    page = sign_in(tmp_path).get("/x/run/about")
+    assert page.status_code == 200 and "experiment_name: shown" in page.text
+    assert "config.yaml can&#39;t be read" in page.text and "secret" not in page.text.replace("secrets masked", "")
+
+
 def test_what_is_nested_too_deeply_is_named_and_left_out(tmp_path: Path) -> None:
     deep = f'{{"step": 1, "a": {"[" * 100_000}}}\n'
     for name in ("metrics.jsonl", "events.jsonl", "run.log", "notes.json", "environment.json"):
