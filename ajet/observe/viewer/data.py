@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Any, cast
+from urllib.parse import quote
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -431,7 +432,8 @@ def _reward_counts(experiment: Experiment) -> list[RewardCount]:
 def _file(text: str, name: str) -> Response:
     """A CSV file, which browsers save."""
     plain = re.sub(r"[^\w.-]+", "_", name)
-    return Response(text, media_type="text/csv", headers={"content-disposition": f'attachment; filename="{plain}"'})
+    named = f'filename="{plain}"' if plain.isascii() else f"filename*=UTF-8''{quote(plain)}"
+    return Response(text, media_type="text/csv", headers={"content-disposition": f"attachment; {named}"})
 
 
 def _json(value: Any) -> Response:

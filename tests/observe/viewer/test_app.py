@@ -63,6 +63,19 @@ def test_a_run_is_shown_under_the_name_of_its_folder_or_link(tmp_path: Path, mon
         assert library.names() == ["run-7"] and library.get("run-7").name == "run-7"
 
 
+def test_metrics_of_a_run_with_any_name_can_be_downloaded(tmp_path: Path) -> None:
+    for name in ("math agent", "数学"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "return/mean": 0.5}\n')
+    access = Access()
+    visitor = client(tmp_path, access)
+    visitor.get(f"/?token={access.token}")
+    for name, said in (("math agent", 'filename="math_agent_metrics.csv"'), ("数学", "filename*=UTF-8''%E6%95%B0")):
+        answer = visitor.get(f"/api/x/{name}/metrics.csv")
+        assert answer.text.splitlines() == ["step,return/mean", "1,0.5"]
+        assert said in answer.headers["content-disposition"]
+
+
 def test_separators_of_lines_within_a_message_lose_no_line_of_the_log(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text(json.dumps({"message": "one\u2028two\x85"}, ensure_ascii=False) + "\n")
     assert Experiment(tmp_path).log_tail() == [{"message": "one\u2028two\x85"}]
