@@ -356,7 +356,7 @@ def _lopsided_tasks(run: RunEvidence) -> list[RunFinding]:
             text = f"{len(which)} of {len(tried)} tasks are {fault.replace('_', ' ')} in {_FEWEST} attempts or more."
             ids = tuple(row["episode_id"] for row in run.late if row["task_id"] in which)[:3]
             change = f"{change}, or task_reader.curriculum.enabled: true, which prefers tasks in between"
-            link = "tasks?solved_max=0" if fault == "never_solved" else "tasks?solved_min=1"
+            link = "tasks?solved_max=0" if fault == "never_solved" else "tasks?solved_min=100"
             found.append(RunFinding("warn", fault, text, {"tasks": which[:5], "share": share}, ids, change, link))
     return found
 

@@ -23,6 +23,7 @@ from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.run_evidence import Figures, RunEvidence, RunFinding
+from ajet.observe.training_faults import _lopsided_tasks
 from ajet.schema.episode import Episode, EpisodeStatus, Failure, Outcome
 from support import ROOT
 from support.synthetic_run import Vocabulary, math_episode, task_of
@@ -102,6 +103,19 @@ def rising(low: float, high: float, steps: int = 12) -> Callable[[int], float]:
 )  # fmt: skip
 def test_what_metrics_show(fault: str, series: dict[str, Callable[[int], float]], keys: dict[str, Any]) -> None:
     assert faults(RunEvidence(figures(**series), config=config(**keys)))[:1] == ([fault] if fault else [])
+
+
+def test_tasks_that_are_always_solved_are_listed_by_a_share_of_100_percent() -> None:
+    run = RunEvidence(figures(), config=config())
+    solved = {f"task {number}": number > 1 for number in range(8)}
+    rows = [
+        {"task_id": task, "episode_id": task, "group_id": "", "success": won, "reward": float(won)}
+        for task, won in solved.items()
+        for _ in range(8)
+    ]
+    run.__dict__.update(early=[], late=rows)
+    (found,) = _lopsided_tasks(run)
+    assert found.fault == "always_solved" and found.link == "tasks?solved_min=100"
 
 
 def test_the_key_to_change_and_its_new_value() -> None:

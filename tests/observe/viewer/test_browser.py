@@ -169,6 +169,15 @@ def test_episodes_filter_sort_and_page(viewer: Viewer, open_page: Open, shoot: S
     expect(page.locator("#none")).to_contain_text("is not a number")
 
 
+def test_the_link_of_a_finding_shows_what_it_is_about(viewer: Viewer, open_page: Open) -> None:
+    store = store_of(viewer)
+    page = open_page(viewer, f"/x/{EXPERIMENT}/episodes?success=no&sort=reward&order=desc")
+    missed, total = (store.page(EpisodeFilter(success=success))[1] for success in (False, None))
+    assert 0 < missed < total
+    expect(page.locator("#count")).to_contain_text(f"of {missed} episodes")
+    expect(page.get_by_label("Success", exact=True)).to_have_value("no")
+
+
 def test_rejected_filter_is_an_error_message_not_a_broken_page(viewer: Viewer, open_page: Open) -> None:
     page = open_page(viewer, f"/x/{EXPERIMENT}/episodes?status=nonsense")
     expect(page.locator("#none")).to_have_text("No episodes match.")
