@@ -163,17 +163,13 @@ class EpisodeStore:
 
     def neighbours(self, episode_id: str) -> tuple[str | None, str | None]:
         """The episodes recorded before and after this one."""
-        with self._lock:
-            row = self._connection.execute("SELECT id FROM episode WHERE episode_id = ?", (episode_id,)).fetchone()
-            if row is None:
-                return None, None
-            before = self._connection.execute(
-                "SELECT episode_id FROM episode WHERE id < ? ORDER BY id DESC LIMIT 1", (row[0],)
-            ).fetchone()
-            after = self._connection.execute(
-                "SELECT episode_id FROM episode WHERE id > ? ORDER BY id LIMIT 1", (row[0],)
-            ).fetchone()
-        return (before[0] if before else None), (after[0] if after else None)
+        query = (
+            "SELECT (SELECT episode_id FROM episode WHERE id < this.id ORDER BY id DESC LIMIT 1), "
+            "(SELECT episode_id FROM episode WHERE id > this.id ORDER BY id LIMIT 1) "
+            "FROM episode AS this WHERE episode_id = :id"
+        )
+        before, after = next(iter(self.rows(query, {"id": episode_id})), (None, None))
+        return before, after
 
     def task(self, task_id: str) -> Task | None:
         """What the reader gave of a task; None if it was not recorded (older files)."""
@@ -196,14 +192,8 @@ class EpisodeStore:
 
     def token_bytes(self, ids: list[int]) -> dict[int, bytes]:
         """The bytes of these token ids, without ids recorded before a tokenizer was known."""
-        found: dict[int, bytes] = {}
-        with self._lock:
-            for start in range(0, len(ids), 500):
-                chunk = ids[start : start + 500]
-                marks = ", ".join("?" * len(chunk))
-                query = f"SELECT id, bytes FROM token WHERE id IN ({marks})"
-                found.update((row[0], row[1]) for row in self._connection.execute(query, chunk))
-        return found
+        query = "SELECT id, bytes FROM token WHERE id IN (SELECT value FROM json_each(:ids))"
+        return dict(self.rows(query, {"ids": json.dumps(ids)}))
 
     def facets(self) -> Facets:
         """The values to filter by, counted again only after something was written."""

@@ -318,8 +318,7 @@ class Data:
         named, and the others are given."""
         experiments = [self._library.get(name) for name in request.query_params.get("runs", "").split(",") if name]
         reading = Reading()
-        nothing: list[RewardCount] = []
-        counts = [reading.part(partial(_reward_counts, experiment), nothing) for experiment in experiments]
+        counts = [reading.part(partial(_reward_counts, one), list[RewardCount]()) for one in experiments]
         found = zip(experiments, reward_histograms(counts), strict=True)
         return _json({"runs": {one.name: asdict(spread) for one, spread in found}, "problems": reading.problems})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -86,6 +87,5 @@ def _gain(
 
 
 def _queries(store: EpisodeStore, tasks: Sequence[str]) -> dict[str, str]:
-    marks = {f"t{number}": task for number, task in enumerate(tasks)}
-    wanted = ", ".join(f":{mark}" for mark in marks)
-    return dict(store.rows(f"SELECT task_id, query FROM task WHERE task_id IN ({wanted})", marks))
+    query = "SELECT task_id, query FROM task WHERE task_id IN (SELECT value FROM json_each(:tasks))"
+    return dict(store.rows(query, {"tasks": json.dumps(list(tasks))}))

@@ -182,30 +182,26 @@ class Experiment:
 
     def evidence(self, figures: Figures, reading: Reading) -> RunEvidence:
         """What the rules of `diagnosis` read. What can't be read is left out, and named in `reading`."""
-        nothing: dict[str, Any] = {}
-        no_lines: list[dict[str, Any]] = []
         return RunEvidence(
             figures,
             reading.part(self.store, None),
-            reading.part(self.config, nothing),
-            reading.part(self.log_tail, no_lines),
+            reading.part(self.config, dict[str, Any]()),
+            reading.part(self.log_tail, list[dict[str, Any]]()),
             reading.part(self.success_threshold, 1.0),
         )
 
     def summary(self) -> dict[str, Any]:
         """One line of the experiments list. What can't be read is left out, and named under `problem`."""
         reading = Reading()
-        nothing: dict[str, Any] = {}
         no_steps: dict[str, Any] = {"steps": [], "series": {}, "problem": ""}
-        no_events: list[dict[str, Any]] = []
-        config = reading.part(self.config, nothing)
+        config = reading.part(self.config, dict[str, Any]())
         columns = reading.part(lambda: self.metrics((*_LISTED, *USED)), no_steps)
         if columns["problem"]:
             reading.problems.append(columns["problem"])
         returns, successes, validations = (
             [value for value in columns["series"].get(name, []) if isinstance(value, int | float)] for name in _LISTED
         )
-        events = reading.part(self.events, no_events)
+        events = reading.part(self.events, list[dict[str, Any]]())
         reading.problems += reading.part(self._left_out_events, [])
         episodes = reading.part(self._count, 0)
         note = reading.part(lambda: self.notes.read().run, Note())

@@ -66,11 +66,9 @@ def overview(experiment: Experiment) -> dict[str, Any]:
     no_steps: dict[str, Any] = {"steps": [], "series": {}, "problem": ""}
     columns = reading.part(lambda: experiment.metrics({*_NAMES, *METRICS}), no_steps)
     figures = Figures(columns)
-    nothing: dict[str, Any] = {}
-    none: list[RunFinding] = []
     run = experiment.evidence(figures, reading)
-    health = in_order([finding for rule in RULES for finding in reading.part(partial(rule, run), none)])
-    tasks = reading.part(lambda: _tasks(experiment), nothing)
+    health = in_order([finding for rule in RULES for finding in reading.part(partial(rule, run), list[RunFinding]())])
+    tasks = reading.part(lambda: _tasks(experiment), dict[str, Any]())
     judged = verdict(figures)
     if experiment.prompts.exists:
         found = HealthNote("quiet", "The run searches for prompt templates. Its candidates have a page.", "candidates")
