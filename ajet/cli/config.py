@@ -73,6 +73,7 @@ def _resolved(conf: str, overrides: Sequence[str], backbone: str | None) -> str:
 
     from ajet.backbone.launch import known_backbone
     from ajet.config import load_config
+    from ajet.config.interpolation import literal
     from ajet.config.kinds import BACKBONES, load_module
     from ajet.observe.logs import Masker
 
@@ -84,4 +85,4 @@ def _resolved(conf: str, overrides: Sequence[str], backbone: str | None) -> str:
         show = getattr(load_module(BACKBONES, chosen), "show_config", None)
         if show is not None:
             return masker.text(show(config).rstrip())
-    return yaml.safe_dump(masker.value(resolved), sort_keys=False, allow_unicode=True, width=120).rstrip()
+    return yaml.safe_dump(literal(masker.value(resolved)), sort_keys=False, allow_unicode=True, width=120).rstrip()

@@ -112,7 +112,7 @@ def read_scores(file: Path, fields: Any) -> list[Scored]:
     from ajet.task_reader.task_reader_base import BadRecord, task_from_record
 
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskDataError(f"--scores {file}: {getattr(error, 'strerror', None) or error}") from None
     rows = []

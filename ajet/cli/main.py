@@ -198,8 +198,9 @@ def function_of(command: str) -> Run:
 
 
 def _run(find: Callable[[], Run], arguments: list[str]) -> int:
-    """Find what runs a command, and run it. What the user can correct becomes one message and exit code 2."""
-    from ajet.schema.errors import UserError
+    """Find what runs a command, and run it. An error that ajet raises on purpose becomes one message, with exit code 2
+    if the user can correct it."""
+    from ajet.schema.errors import EXIT_FAILED, AjetError, UserError
     from ajet.schema.install import missing_packages_named
     from ajet.system.command_line import fail, open_more_files, place_advice, show_errors_as_asked
 
@@ -214,6 +215,8 @@ def _run(find: Callable[[], Run], arguments: list[str]) -> int:
             code = find()(arguments)
     except UserError as error:
         return fail(str(error), error.exit_code)
+    except AjetError as error:  # of a model's or helper's server, for example
+        return fail(str(error), EXIT_FAILED)
     except OSError as error:
         if (advice := place_advice(error)) is None:
             raise

@@ -76,17 +76,13 @@ def rubrics(argv: Sequence[str]) -> int:
     arguments = parser.parse_intermixed_args(argv)
 
     from ajet.system.services import yaml_services
-    from ajet.task_judge.helper import HelperError
     from ajet.task_judge.rubrics_judge import RubricsJudge
 
     config = config_of(arguments)
     judge = RubricsJudge(config)
     there = judge.path.is_file() and not arguments.again
-    try:
-        with yaml_services(config):
-            found = judge.load_or_write(again=arguments.again)
-    except HelperError as error:
-        return fail(f"no rubrics were written: {error}", EXIT_FAILED)
+    with yaml_services(config):
+        found = judge.load_or_write(again=arguments.again)
     print(printable(found.as_text()))
     for key, value in found.about.items():
         print(f"  {key.replace('_', ' ')}: {value}")

@@ -45,17 +45,13 @@ def run(argv: Sequence[str]) -> int:
     from ajet.backbone.launch import known_backbone
     from ajet.config import load_config
     from ajet.system.services import yaml_services
-    from ajet.task_judge.helper import HelperError
 
     flag = known_backbone(arguments.backbone)
     config = load_config(arguments.conf, arguments.overrides, backbone=flag)
     rehearsed = arguments.run or arguments.replies
     needed = rehearsed or config.ajet.task_reader.type in READ_FROM_SERVICES
-    try:
-        with yaml_services(config, use_running=True) if needed else nullcontext():
-            return _check(config, arguments, flag)
-    except HelperError as error:
-        return fail(f"the tasks can't be read: {error}", EXIT_FAILED)
+    with yaml_services(config, use_running=True) if needed else nullcontext():
+        return _check(config, arguments, flag)
 
 
 def _check(config: Config, arguments: Namespace, flag: BackboneName | None) -> int:

@@ -133,7 +133,7 @@ def test_tasks_of_a_helper_model_that_does_not_answer(
     documents = "task_reader.data_generation.document_reader.document_path=[about.txt]"
     code, _, error = validated(capsys, *helper, "task_reader.type=data_generation", documents)
     assert code == 1
-    assert "error: the tasks can't be read: helper model 'big' at http://127.0.0.1:9/v1: APIConnectionError" in error
+    assert "error: helper model 'big' at http://127.0.0.1:9/v1: APIConnectionError" in error
 
 
 def test_a_rehearsal_without_a_model_call(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from ajet.backbone.plan import installed, requirement, version_range
 from ajet.cli import doctor
 from ajet.cli.main import COMMANDS, main
+from ajet.config import load_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -174,12 +175,15 @@ def test_the_ready_configs_are_valid(
 
 
 def test_show_fills_in_defaults_and_masks_secrets(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("config", "show", "my-agent.yaml", "rollout.num_repeat=9", "+mine.api_key=sk-abcdefghijklmnopqrst")
-    code, out, _ = run(capsys, *arguments)
+    template = r"prompt_tuning.templates={a: 'for \${q}'}"
+    overrides = (template, "rollout.num_repeat=9", "+mine.api_key=sk-abcdefghijklmnopqrst")
+    code, out, _ = run(capsys, "config", "show", "my-agent.yaml", *overrides)
     assert code == 0
     assert "num_repeat: 9" in out
     assert "top_p: 1.0" in out
     assert "abcdefghij" not in out
+    Path("shown.yaml").write_text(out)
+    assert load_config("shown.yaml").ajet.prompt_tuning.templates == {"a": "for ${q}"}, "it means the same"
 
 
 @pytest.mark.slow

@@ -82,6 +82,28 @@ def test_a_model_that_grades(capsys: pytest.CaptureFixture[str]) -> None:
     assert "judged         6 of 6 rows" in said and "given 0, judged 0.5: What is 2 × 3? → It is 5." in said
 
 
+@pytest.mark.parametrize(
+    "command", [["judge", "my_agent.yaml", "--scores", "scored.jsonl"], ["rubrics", "make", "my_agent.yaml"]]
+)
+def test_a_model_that_does_not_answer(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet.task_judge.helper.MAX_RETRIES", 0)
+    examples = "rubrics_auto_grader: {jsonl_dataset_file: {training: {file_path: examples.jsonl}}}"
+    judge = f"task_judge: {{judge_type: rubrics_auto_grader, {examples}}}"
+    write(ROWS, f"ajet: {{helper: {{model: m, base_url: 'http://127.0.0.1:9/v1', api_key: k}}, {judge}}}\n")
+    Path("examples.jsonl").write_text('{"main_query": "a", "final_answer": "b", "score": 1}\n')
+    assert main(command) == 1
+    assert capsys.readouterr().err.startswith("error: helper model 'm' at http://127.0.0.1:9/v1: ")
+
+
+def test_a_file_with_a_byte_order_mark(capsys: pytest.CaptureFixture[str]) -> None:
+    write(ROWS)
+    scores = Path("scored.jsonl")
+    scores.write_text(scores.read_text(), encoding="utf-8-sig")
+    assert main(["judge", "my_agent.yaml", "--scores", "scored.jsonl"]) == 0
+
+
 def test_what_is_wrong_with_the_input(capsys: pytest.CaptureFixture[str]) -> None:
     for row, said in (
         ({"question": "?", "reply": 4, "score": 1}, "scored.jsonl:1: `reply` should be a text, not 4"),
