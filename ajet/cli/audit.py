@@ -78,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser("ajet audit", description=__doc__)
     parser.add_argument("conf", metavar="CONF")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument(
         "--tasks", type=_at_least(1), default=16, metavar="N", help="play this many training tasks (16)"
     )

@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
         metavar="TARGET",
         help="YAML, a run's name or folder, checkpoint, model folder, hub id, tiny:NAME",
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument("--system", help="a system message; default: the one of the run's last episode")
     parser.add_argument("--no-tools", action="store_true", help="don't offer the tools of the run's last episode")
     parser.add_argument("--temperature", type=float, help="default: the config's, else 1")

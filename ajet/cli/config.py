@@ -56,7 +56,7 @@ def _parser() -> CommandParser:
         metavar="CONF|FOLDER",
         help="for show: the YAML file; for docs: where to write the pages instead of printing them",
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for show: as in a run")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="for show: as in a run")
     parser.add_argument("--backbone", help="for show: print what this backbone is given instead (verl, trinity)")
     return parser
 

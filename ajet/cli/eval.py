@@ -68,7 +68,7 @@ def run(argv: Sequence[str]) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser("ajet eval", description=__doc__)
     parser.add_argument("conf", metavar="CONF")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument(
         "--model", action="append", default=[], metavar="MODEL",
         help="`base` (the config's), a run, a checkpoint, a model folder, hub id or tiny:NAME, or NAME@URL of an "

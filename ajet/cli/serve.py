@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "target", metavar="TARGET", help="YAML, experiment, checkpoint, model folder, hub id, tiny:NAME"
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument(
         "--host", default="127.0.0.1", help="0.0.0.0: reachable from other machines (set --api-key then)"
     )

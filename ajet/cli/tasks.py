@@ -52,6 +52,8 @@ def run(argv: Sequence[str]) -> int:
         return _check(training, validation)
     other = arguments.out_validation or arguments.out.with_name(f"{arguments.out.stem}_validation.jsonl")
     for path, tasks, what in ((arguments.out, training, "train"), (other, validation, "validate")):
+        if not tasks and arguments.out_validation is None:  # a file of that name would be somebody's own
+            continue
         _write(path, tasks)
         print(f"{len(tasks)} tasks to {what} on: {path}")
     return 0
@@ -93,7 +95,7 @@ def rubrics(argv: Sequence[str]) -> int:
 def add_config(parser: CommandParser) -> None:
     """The arguments of commands that read a config, but run nothing."""
     parser.add_argument("conf", metavar="CONF")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument("--exp-dir", help="where experiments go (default: saved_experiments)")
 
 

@@ -107,7 +107,7 @@ def _look_for_problems(config: Config, loaded: Loaded) -> list[str]:
 def _parser() -> CommandParser:
     parser = CommandParser("ajet validate", description="Check a config and say what would run, without a model.")
     parser.add_argument("conf", metavar="CONF")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument("--backbone", help="check for this backbone")
     parser.add_argument("--plan", action="store_true", help="also say how much memory the training will take")
     parser.add_argument(

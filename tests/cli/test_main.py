@@ -113,6 +113,7 @@ def test_the_module_is_the_command() -> None:
         (["--conf", "x.yaml", "--with-ray", "--ray-address=a"], "not allowed with"),
         (["--conf", "x.yaml", "--with-appworld=3"], "takes no value"),
         (["--conf", "nowhere.yaml"], "nowhere.yaml: no such file"),
+        (["validate"], "the following arguments are required: CONF\n"),
         (["tasks", "generate", "x.yaml", "--out", "."], "--out . is a folder: name a file"),
         (["--conf", "x.yaml", "--backbone=verll"], "did you mean verl? allowed: local, debug, verl, trinity"),
     ],

@@ -99,6 +99,11 @@ def test_it_is_shown_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "validation tasks that have the id of a training task and ask something else: 1 (first: 't-0')" in (
         capsys.readouterr().out
     )
+    config = Path("a.yaml").read_text()
+    Path("b.yaml").write_text(config.replace("validation.jsonl", "null"))
+    Path("out_validation.jsonl").write_text("mine")
+    assert main(["tasks", "generate", "b.yaml", "--out", "out.jsonl"]) == 0
+    assert Path("out_validation.jsonl").read_text() == "mine", "there are none that could stand in it"
 
 
 def write(file: str, name: str, asked: list[str]) -> None:
