@@ -147,15 +147,20 @@ DEMONSTRATIONS = "demonstrations.jsonl"
 LONGEST_RUN_S = 86_400.0
 """How long a sandbox lives if the agent has no `max_seconds`."""
 BEYOND_THE_RUN_S = 60.0
+LEAST = {
+    "-n": 1, "--concurrency": 1, "--limit": 1, "--max-tokens": 1, "--temperature": 0, "--price-input": 0,
+    "--price-output": 0,
+}  # fmt: skip
+"""The smallest value of a flag."""
 
 
 def run(argv: Sequence[str]) -> int:
     """Returns 1 if a run failed."""
     arguments = _parser().parse_intermixed_args(argv)
-    for name, least in (("n", 1), ("concurrency", 1), ("limit", 1)):
-        value = getattr(arguments, name)
+    for flag, least in LEAST.items():
+        value = getattr(arguments, flag.lstrip("-").replace("-", "_"))
         if value is not None and value < least:
-            raise UserError(f"{'-' if name == 'n' else '--'}{name} {value}: give a number from {least} on")
+            raise UserError(f"{flag} {value}: give a number from {least} on")
     agent, tasks, judge = _agent(arguments), _tasks(arguments), _judge(arguments)
     sandbox = _sandbox(arguments.sandbox, agent)
     if arguments.out.exists() and not arguments.out.is_dir():

@@ -157,6 +157,8 @@ def test_a_trajectory_that_grows_while_it_is_shown(folder: Path) -> None:
         (["--model", "tiny:qwen2-0.3m", "--agent", "raect"], "did you mean 'react'"),
         (["--model", "tiny:qwen2-0.3m", "--judge", "nothing->Here"], "no module 'nothing'"),
         (["--model", "tiny:qwen2-0.3m", "-n", "0"], "from 1 on"),
+        (["--model", "tiny:qwen2-0.3m", "--max-tokens", "0"], "--max-tokens 0: give a number from 1 on"),
+        (["--model", "tiny:qwen2-0.3m", "--price-input", "-1"], "--price-input -1.0: give a number from 0 on"),
         (["--model", "tiny:qwen2-0.3m", "--sandbox", "bubblewarp"], "--sandbox bubblewarp"),
         (["--model", "tiny:qwen2-0.3m", "--sandbox", "{kind: none"], "close its quotes and brackets"),
         (["--model", "tiny:qwen2-0.3m", "--sandbox", "{memry_mb: 5}"], "did you mean"),
