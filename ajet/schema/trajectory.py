@@ -267,32 +267,36 @@ class TrajectoryFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._trajectory = trajectory
-        self._written = {"calls": 0, "steps": 0}
+        self._calls = self._steps = 0
+        """How many of them are written."""
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._append({"trajectory": _without_growing(trajectory)})
 
     def update(self) -> None:
         """Append the calls and steps that were added since the last update."""
-        lines: list[dict[str, Any]] = []
-        for kind, items in (("calls", self._trajectory.calls), ("steps", self._trajectory.steps)):
-            new = items[self._written[kind] :]
-            lines += [{kind.removesuffix("s"): _plain(item)} for item in new]
-            self._written[kind] = len(items)
+        calls, steps = self._trajectory.calls, self._trajectory.steps
+        lines = [{"call": _plain(call)} for call in calls[self._calls :]]
+        lines += [{"step": _plain(step)} for step in steps[self._steps :]]
         self._append(*lines)
+        self._calls, self._steps = len(calls), len(steps)
 
     def close(self) -> None:
         """Write how it ended."""
-        self.update()
-        self._append({"end": _without_growing(self._trajectory)})
-        os.close(self._file)
+        try:
+            self.update()
+            self._append({"end": _without_growing(self._trajectory)})
+        finally:
+            os.close(self._file)
 
     def _append(self, *records: dict[str, Any]) -> None:
         text = "".join(map(json_line, records))
         data = memoryview(text.encode("utf-8", "replace"))
+        whole = os.fstat(self._file).st_size
         try:
             while data:
                 data = data[os.write(self._file, data) :]
-        except OSError as error:
+        except OSError as error:  # the disk may have room again later, and what is written then follows whole lines
+            os.ftruncate(self._file, whole)
             error.filename = str(self.path)
             raise
 

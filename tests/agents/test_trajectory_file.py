@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +18,14 @@ from hypothesis import strategies as st
 
 from ajet.agents import ReActAgent, Trajectory, TrajectoryStatus, read_trajectory, write_trajectory
 from ajet.agents.tools import ToolResult, tool
-from ajet.schema.trajectory import StepType, TrajectoryFormatError, TrajectoryStep, file_name, trajectory_files
+from ajet.schema.trajectory import (
+    StepType,
+    TrajectoryFile,
+    TrajectoryFormatError,
+    TrajectoryStep,
+    file_name,
+    trajectory_files,
+)
 from support import TESTS
 from support.scripted_models import Scripted, asks, call
 
@@ -101,6 +109,22 @@ def test_a_file_that_is_no_trajectory(tmp_path: Path, text: str, where: str) -> 
     path.write_text(text)
     with pytest.raises(TrajectoryFormatError, match=where):
         read_trajectory(path)
+
+
+def test_a_file_that_had_no_room_for_a_while_loses_nothing(tmp_path: Path) -> None:
+    trajectory = Trajectory("full")
+    file = TrajectoryFile(tmp_path / "full.jsonl", trajectory)
+    trajectory.steps.append(TrajectoryStep(StepType.THOUGHT, "long " * 1000))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"full\.jsonl"):
+            file.update()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    trajectory.steps.append(TrajectoryStep(StepType.FINAL_ANSWER, "42"))
+    file.close()
+    assert read_trajectory(file.path) == trajectory
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
