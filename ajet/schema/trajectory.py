@@ -254,6 +254,8 @@ def as_plain(value: Any) -> Any:
 SUFFIX = ".jsonl"
 LONGEST_NAME = 200
 """Bytes of a file's name, before its digest and suffix. File systems take 255."""
+LONGEST_NUMBER_BITS = 14_000
+"""Python converts numbers of up to 4,300 decimal digits."""
 _GROWING = ("calls", "steps")
 _MARK = b'{"trajectory": '
 """The beginning of the first line, by which such a file is recognised."""
@@ -371,16 +373,18 @@ def json_line(record: dict[str, Any], *, ascii_only: bool = False) -> str:
     try:
         return json.dumps(record, ensure_ascii=ascii_only, allow_nan=False) + "\n"
     except ValueError:
-        return json.dumps(_finite(record), ensure_ascii=ascii_only) + "\n"
+        return json.dumps(_readable(record), ensure_ascii=ascii_only) + "\n"
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: other programs could not read the file."""
+def _readable(value: Any) -> Any:
+    """JSON has no NaN and no infinity, and Python reads no number of thousands of digits: such a one becomes text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, int):
+        return value if value.bit_length() <= LONGEST_NUMBER_BITS else hex(value)
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list) else value
+        return {key: _readable(item) for key, item in value.items()}
+    return [_readable(item) for item in value] if isinstance(value, list) else value
 
 
 def _without_growing(trajectory: Trajectory) -> dict[str, Any]:

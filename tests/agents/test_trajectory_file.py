@@ -127,6 +127,15 @@ def test_a_file_that_had_no_room_for_a_while_loses_nothing(tmp_path: Path) -> No
     assert read_trajectory(file.path) == trajectory
 
 
+def test_numbers_of_thousands_of_digits(tmp_path: Path) -> None:
+    trajectory = Trajectory("long")
+    numbers = {"read": 10**4000, "text": 10**5000}
+    trajectory.steps.append(TrajectoryStep(StepType.ACTION_RESULT, tool_result=numbers))
+    write_trajectory(tmp_path / "long.jsonl", trajectory)
+    (step,) = read_trajectory(tmp_path / "long.jsonl").steps
+    assert step.tool_result == {"read": 10**4000, "text": hex(10**5000)}
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(TrajectoryFormatError, match="No such file"):
         read_trajectory(tmp_path / "none.jsonl")
