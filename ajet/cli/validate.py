@@ -60,6 +60,7 @@ def _check(config: Config, arguments: Namespace, flag: BackboneName | None) -> i
     from ajet.backbone.plan import RunPlan, training_samples
     from ajet.backbone.report import EarlyStop
     from ajet.config.contradictions import TRAINING
+    from ajet.observe.logs import Masker
 
     backbone, why = choose_backbone(flag, config)
     config.ajet.backbone = backbone
@@ -87,7 +88,8 @@ def _check(config: Config, arguments: Namespace, flag: BackboneName | None) -> i
             return EXIT_FAILED
         print()
     command = ["ajet", "--conf", arguments.conf, *([f"--backbone={flag}"] if flag else []), *arguments.overrides]
-    print(printable(f"{arguments.conf} is valid. To run it: {shlex.join(command)}"))
+    shown = Masker(config.model_dump(mode="json")).text(shlex.join(command))
+    print(printable(f"{arguments.conf} is valid. To run it: {shown}"))
     return 0
 
 

@@ -40,9 +40,10 @@ def change(file: Path, **values: Any) -> None:
 
 
 def test_a_model_that_is_fit(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, error = validated(capsys, "user.name=a b")
+    code, out, error = validated(capsys, "user.name=a b", "+mine.api_key=sk-abcdefghijklmnopqrst")
     assert (code, error) == (0, "")
-    assert "is valid. To run it: ajet --conf my-agent.yaml model.path=./model 'user.name=a b'\n" in out
+    assert "is valid. To run it: ajet --conf my-agent.yaml model.path=./model 'user.name=a b' +mine.api_key=" in out
+    assert "abcdefghij" not in out
 
 
 def test_a_model_without_chat_template_or_end(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
