@@ -146,9 +146,12 @@ def judge_rows(judge: BaseJudge, rows: Sequence[Scored]) -> None:
         groups.setdefault((row.task.task_id, row.task.main_query) if whole else number, []).append(row)
     if isinstance(judge, GroupJudge):
         judge.prepare()
-    with ThreadPoolExecutor(AT_ONCE) as threads:  # a judge may block, and each call has a loop of its own as in a run
+    threads = ThreadPoolExecutor(AT_ONCE)  # a judge may block, and each call has a loop of its own as in a run
+    try:
         for _ in threads.map(lambda group: _judge_in_thread(judge, group), groups.values()):
             pass
+    finally:  # after Ctrl-C, a judge that hangs is not waited for
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _judge_in_thread(judge: BaseJudge, rows: list[Scored]) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -135,3 +138,23 @@ def test_a_judge_may_decide_at_once_about_some_rows() -> None:
     rows = [Scored(Task(main_query="q"), reply, 0.0) for reply in ("2", "", "3")]
     judge_rows(Sometimes(make_config()), rows)
     assert [(row.judged, row.why) for row in rows] == [(2.0, ""), (0.0, ""), (3.0, "")]
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_wait_for_a_judge_that_hangs() -> None:
+    write(ROWS, "ajet: {task_judge: {judge_protocol: hangs.py->Hangs}}\n")
+    Path("hangs.py").write_text(
+        "import time\nfrom ajet.task_judge.base_judge import BaseJudge\n\n"
+        "class Hangs(BaseJudge):\n"
+        "    def compute_reward(self, task, output):\n"
+        "        print('asked', flush=True)\n"
+        "        time.sleep(600)\n"
+    )
+    command = [sys.executable, "-m", "ajet", "judge", "my_agent.yaml", "--scores", "scored.jsonl"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as judging:
+        assert judging.stdout is not None and judging.stdout.readline() == "asked\n"
+        judging.send_signal(signal.SIGINT)
+        try:
+            assert judging.wait(30) == 130
+        finally:
+            judging.kill()
