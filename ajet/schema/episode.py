@@ -146,9 +146,13 @@ class CallTree:
         call = self.calls[index]
         if call.experts is None:
             return None
+        parts = [call.experts]
         start = call.computed_tokens - len(call.experts)
-        before = self.experts_of(call.extends) if start else None
-        return call.experts if before is None else np.concatenate([before[:start], call.experts])
+        while start and (call := self.calls[call.extends]).experts is not None:
+            first = call.computed_tokens - len(call.experts)
+            parts.append(call.experts[: max(start - first, 0)])
+            start = min(start, first)
+        return np.concatenate(parts[::-1])
 
     def children(self) -> list[list[int]]:
         """For each run, the runs that continue it."""

@@ -150,3 +150,14 @@ def test_an_engine_may_note_all_layers_or_those_with_a_router() -> None:
 def test_a_model_without_such_routers_is_refused_by_name() -> None:
     with pytest.raises(FeatureUnavailableError, match=r"ajet\.rollout\.routing_replay: Qwen3ForCausalLM has no router"):
         routers_of(small_model("qwen3"))
+
+
+def test_the_experts_of_a_long_conversation() -> None:
+    """Each of its calls adds a context token and a reply of one, and has noted what the one before has not."""
+    tree, routes = CallTree(), np.arange(3000, dtype=np.int16).reshape(-1, 1, 1)
+    for turn in range(1500):
+        call = Call("c", "a", "t", turn, 0, 2 * turn + 1, logprobs=np.zeros(1, np.float32), extends=turn - 1)
+        call.keep_experts(routes[: call.computed_tokens], tree.calls[-1] if turn else None)
+        tree.calls.append(call)
+    noted = tree.experts_of(1499)
+    assert noted is not None and (noted == routes[:2999]).all()
