@@ -82,13 +82,13 @@ class Agent:
         them; `auto`: natively, unless its function has no argument `tools`. `sampling`: passed to the model with each
         call.
         """
-        _check("name", name, str)
-        _check("system_prompt", system_prompt or "", str)
-        _check("sampling", sampling or {}, Mapping)
+        check_kind("name", name, str)
+        check_kind("system_prompt", system_prompt or "", str)
+        check_kind("sampling", sampling or {}, Mapping)
         self.name = name or type(self).__name__
         self.system_prompt = self.system_prompt_default if system_prompt is None else system_prompt
         self.tools = make_tools(tools, base_dirs)
-        if format != "auto" and format not in FORMATS:
+        if format not in ("auto", *FORMATS):
             raise AgentSettingsError(f"format: {format!r} is not one of auto, {', '.join(FORMATS)}")
         self.format = format
         self.limits = AgentLimits(max_steps, max_tokens, max_seconds, max_output_chars)
@@ -372,10 +372,13 @@ class Agent:
         return FORMATS[name]()
 
 
-def _check(key: str, value: Any, kind: type) -> None:
+KINDS: Mapping[type, str] = {str: "text", bool: "true or false", int: "a whole number", Mapping: "a mapping"}
+
+
+def check_kind(key: str, value: Any, kind: type) -> None:
+    """Raises AgentSettingsError for a setting of another kind."""
     if not isinstance(value, kind):
-        what = "text" if kind is str else "a mapping"
-        raise AgentSettingsError(f"{key}: {value!r} is not allowed: give {what}")
+        raise AgentSettingsError(f"{key}: {value!r} is not allowed: give {KINDS[kind]}")
 
 
 def _said(error: Exception) -> str:

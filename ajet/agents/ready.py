@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from ajet.agents.agent import Agent
+from ajet.agents.agent import Agent, check_kind
 from ajet.agents.model_function import Message
 from ajet.agents.run import AgentNameTakenError, AgentRun, AgentSettingsError
-from ajet.agents.task_tests import bring_files, judge_by_tests, run_command, said
+from ajet.agents.task_tests import ResultAs, bring_files, judge_by_tests, run_command, said
 from ajet.agents.tools import make_tools
 from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
 from ajet.config.kinds import AGENTS, load, nearest_name, no_option
@@ -89,6 +89,11 @@ class CodingAgent(Agent):
         """`tools`: default bash, file_editor and search; `run_tests` is added. `max_attempts`: how often the agent may
         say that it is done while the tests fail; it is told what failed."""
         super().__init__(tools=tools or TOOLS, parallel_tool_calls=parallel_tool_calls, **settings)
+        check_kind("test_command", test_command, str)
+        check_kind("stop_when_tests_pass", stop_when_tests_pass, bool)
+        check_kind("max_attempts", max_attempts, int)
+        if result_as not in get_args(ResultAs):
+            raise AgentSettingsError(f"result_as: {result_as!r} is not one of {', '.join(get_args(ResultAs))}")
         if max_attempts < 1:
             raise AgentSettingsError(f"max_attempts: {max_attempts} is not allowed: give a number from 1 on")
         self.test_command = test_command

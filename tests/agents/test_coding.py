@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ajet.agents import CodingAgent, StopReason, Trajectory
+from ajet.agents import AgentSettingsError, CodingAgent, StopReason, Trajectory, make_agent
 from ajet.agents.tools import ToolContext, ToolSetupError
 from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.schema.errors import TaskDataError
@@ -54,6 +54,21 @@ def test_tests_that_the_agent_changed_do_not_count() -> None:
     cheat = call("bash", {"command": "echo 'print(1)' > test_sums.py"})
     trajectory = run(Scripted(asks(cheat), "Done."))
     assert trajectory.reward == 0.0 and trajectory.metadata["tests"]["exit_code"] == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("test_command", ["pytest"], "give text"),
+        ("stop_when_tests_pass", "false", "give true or false"),
+        ("max_attempts", "3", "give a whole number"),
+        ("max_attempts", 0, "give a number from 1 on"),
+        ("result_as", "folder", "is not one of modules, files"),
+    ],
+)
+def test_options_of_another_kind_are_refused_at_once(option: str, value: Any, said: str) -> None:
+    with pytest.raises(AgentSettingsError, match=f"{option}: .* {said}"):
+        make_agent("coding", {option: value})
 
 
 def test_without_a_sandbox_or_with_odd_files() -> None:
