@@ -287,6 +287,8 @@ class Agent:
     async def ask(self, run: AgentRun, request: Mapping[str, Any], purpose: str = "") -> tuple[ModelMessage, int]:
         """One model call. Returns the reply and the call's index in the trajectory."""
         arguments = {**self.sampling, **request}
+        if (own := self.sampling.get("stop")) and "stop" in request:
+            arguments["stop"] = [*request["stop"], *([own] if isinstance(own, str) else own)]
         if self.limits.max_tokens is not None:
             left = self.limits.max_tokens - run.trajectory.usage.output_tokens
             # OpenAI's API takes one of the two, and which one it is depends on the model
@@ -321,7 +323,12 @@ class Agent:
     async def _run_tools(self, run: AgentRun, calls: Sequence[ToolCall]) -> list[TrajectoryStep]:
         """The results, in the order of the calls."""
         if self.parallel_tool_calls and not self.one_call_per_step:
-            return list(await asyncio.gather(*(self.execute_tool_call(asked, run) for asked in calls)))
+            running = [asyncio.ensure_future(self.execute_tool_call(asked, run)) for asked in calls]
+            try:
+                return list(await asyncio.gather(*running))
+            finally:
+                for each in running:  # if one has ended the run, no other acts on
+                    each.cancel()
         steps: list[TrajectoryStep] = []
         for asked in calls:
             if steps and self.one_call_per_step:

@@ -26,6 +26,7 @@ from ajet.agents import (
 )
 from ajet.agents.tools import ToolContext, ToolResult, ToolSetupError, tool
 from ajet.schema.episode import Failure
+from ajet.schema.errors import EnvironmentFault
 from support.scripted_models import Scripted, asks, call
 
 
@@ -64,6 +65,44 @@ def test_the_text_format_for_a_model_without_tools() -> None:
     trajectory = run(ReActAgent(tools=["calculator"]), model)
     assert trajectory.final_response == "42"
     assert trajectory.tool_calls[0].tool_args == {"expression": "6*7"}
+
+
+def test_stops_of_the_sampling_join_those_of_the_text_format() -> None:
+    async def model(messages: Any, *, stop: Any) -> str:
+        stops.append(stop)
+        return "Final Answer: 42"
+
+    stops: list[Any] = []
+    for own in ("END", ["END", "HALT"], None):
+        run(ReActAgent(sampling={"stop": own}), model)
+    assert stops == [["\nObservation:", "END"], ["\nObservation:", "END", "HALT"], ["\nObservation:"]]
+
+
+def test_a_tool_that_ends_the_run_leaves_no_other_acting() -> None:
+    ended: list[str] = []
+
+    @tool
+    async def wait() -> str:
+        """Waits."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("wait")
+        return ""
+
+    @tool
+    async def fail() -> str:
+        """Its world is gone."""
+        raise EnvironmentFault("gone")
+
+    async def main() -> None:
+        model = Scripted(asks(call("wait", {}, "a"), call("fail", {}, "b")))
+        with pytest.raises(EnvironmentFault):
+            await ReActAgent(tools=[wait, fail]).run_trajectory("?", model)
+        await asyncio.sleep(0)
+        assert ended
+
+    asyncio.run(main())
 
 
 def test_what_the_model_does_wrong_is_told_to_it() -> None:
