@@ -290,9 +290,9 @@ async def fresh_sandbox(like: Sandbox) -> AsyncIterator[Sandbox]:
 
 
 @contextlib.asynccontextmanager
-async def fresh_copy(sandbox: Sandbox, without: Collection[str] = ()) -> AsyncIterator[Sandbox]:
+async def fresh_copy(sandbox: Sandbox) -> AsyncIterator[Sandbox]:
     """A new sandbox that holds the agent's files, and nothing else of it: see `Result.of`."""
-    result = await Result.of(sandbox, without)
+    result = await Result.of(sandbox)
     async with fresh_sandbox(sandbox) as copy:
         await result.put(copy)
         yield copy

@@ -253,11 +253,6 @@ class Control:
         """Wait until the first process is there."""
         await self._waiting[0]
 
-    @property
-    def ended(self) -> bool:
-        """Whether the other end is gone."""
-        return self._ended is not None
-
     async def begin(
         self, action: str, fields: Sequence[str], descriptors: Sequence[int]
     ) -> tuple[int, asyncio.Future[InitAnswer]]:

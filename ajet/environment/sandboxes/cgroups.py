@@ -278,9 +278,9 @@ def container_profile() -> dict[str, Any]:
     }
 
 
-def seccomp_filter(*, counted_by_cgroup: bool, machine: str | None = None) -> bytes | None:
+def seccomp_filter(*, counted_by_cgroup: bool) -> bytes | None:
     """The program, as the kernel takes it. None: there is none for this processor."""
-    machine = machine or platform.machine()
+    machine = platform.machine()
     audit = _AUDIT_ARCHITECTURE.get(machine)
     if audit is None:
         return None
