@@ -38,11 +38,10 @@ from ajet.environment.sandboxes.sandbox import (
     ExecResult,
     Input,
     OnOutput,
-    Output,
     SandboxError,
     SandboxSettings,
+    Streams,
     arguments_of,
-    feed,
     place_of,
 )
 
@@ -166,14 +165,7 @@ class BubblewrapSandbox:
             timed_out, code = True, 124
         finally:
             call.close()
-        return ExecResult(
-            code,
-            call.stdout.content(),
-            call.stderr.content(),
-            time.perf_counter() - started,
-            timed_out,
-            call.stdout.truncated or call.stderr.truncated,
-        )
+        return call.result(code, time.perf_counter() - started, timed_out)
 
     async def read(self, path: str) -> bytes:
         call = _Call(self._live(), 1 << 30)
@@ -183,8 +175,9 @@ class BubblewrapSandbox:
             raise OSError(f"reading {path} took longer than {FILE_S:g} s") from None
         finally:
             call.close()
-        _raise_for(code, call, path)
-        return call.stdout.content()
+        done = call.result(code, 0.0)
+        _raise_for(done, path)
+        return done.stdout
 
     async def write(self, path: str, content: bytes) -> None:
         call = _Call(self._live(), 4096)
@@ -194,7 +187,7 @@ class BubblewrapSandbox:
             raise OSError(f"writing {path} took longer than {FILE_S:g} s") from None
         finally:
             call.close()
-        _raise_for(code, call, path)
+        _raise_for(call.result(code, 0.0), path)
 
     def _environment(self) -> dict[str, str]:
         return {"PATH": path_inside(), "HOME": "/tmp", "LANG": "C.UTF-8", **self.settings.environment}
@@ -247,27 +240,18 @@ class BubblewrapSandbox:
         return f"the sandbox ended{': ' + text if text else ''}"
 
 
-class _Call:
+class _Call(Streams):
     """One request with its streams."""
 
     def __init__(self, control: Control, limit: int, on_output: OnOutput | None = None) -> None:
+        super().__init__(limit, on_output)
         self._control = control
-        self._ends: list[int] = []
-        stdin, self._input = os.pipe()
-        self._ends.append(stdin)
-        ours_out, theirs_out = os.pipe()
-        ours_err, theirs_err = os.pipe()
-        self._ends += [theirs_out, theirs_err]
-        self.stdout = Output(ours_out, limit, on_output)
-        self.stderr = Output(ours_err, limit, on_output)
-        self._feeding: asyncio.Task[None] | None = None
 
     async def run(self, action: str, fields: Sequence[str], stdin: bytes | Input, seconds: float) -> int:
         """The exit code. On a time limit, or when cancelled, whatever the request started is ended."""
-        number, waiting = await self._control.begin(action, fields, self._ends)
-        self._close_theirs()
-        self._feeding = asyncio.create_task(feed(self._input, stdin))
-        self._input = -1
+        number, waiting = await self._control.begin(action, fields, self.theirs)
+        self.close_theirs()
+        self.feed(stdin)
         try:
             await asyncio.wait([waiting], timeout=seconds)
         except asyncio.CancelledError:
@@ -287,21 +271,6 @@ class _Call:
         await self._control.kill(number)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(waiting), END_S)
-
-    def _close_theirs(self) -> None:
-        for descriptor in self._ends:
-            os.close(descriptor)
-        self._ends = []
-
-    def close(self) -> None:
-        """Take the rest of the output, and free everything."""
-        self._close_theirs()
-        if self._feeding is not None:
-            self._feeding.cancel()
-        if self._input >= 0:
-            os.close(self._input)
-        self.stdout.finish()
-        self.stderr.finish()
 
 
 def _limits(settings: SandboxSettings, mode: str, cgroup: bool, filtered: bool) -> dict[str, str]:
@@ -334,10 +303,10 @@ def _with_control(line: list[str], control: int, cgroup: Cgroup | None) -> list[
     return ["/bin/sh", "-c", _JOIN, "sh", str(len(files)), *files, *line, f"control={control}"]
 
 
-def _raise_for(code: int, call: _Call, path: str) -> None:
-    if code == 0:
+def _raise_for(result: ExecResult, path: str) -> None:
+    if result.exit_code == 0:
         return
-    text = call.stderr.content().decode(errors="replace")
+    text = result.stderr.decode(errors="replace")
     number = int(text) if text.isdecimal() else 5
     raise OSError(number, os.strerror(number), path)
 

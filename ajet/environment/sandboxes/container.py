@@ -32,12 +32,11 @@ from ajet.environment.sandboxes.sandbox import (
     ExecResult,
     Input,
     OnOutput,
-    Output,
     SandboxError,
     SandboxSettings,
+    Streams,
     arguments_of,
     content_of,
-    feed,
     read_line,
     write_line,
     written,
@@ -204,8 +203,8 @@ class ContainerSandbox:
     ) -> ExecResult:
         container = self._live()
         started = time.perf_counter()
-        (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = os.pipe(), os.pipe(), os.pipe()
-        stdout, stderr = Output(ours_out, limit, on_output), Output(ours_err, limit, on_output)
+        streams = Streams(limit, on_output)
+        theirs_in, theirs_out, theirs_err = streams.theirs
         variables = [part for name, value in env.items() for part in ("--env", f"{name}={value}")]
         user = _user(self.settings)
         enter = ["exec", "--interactive", "--user", user, *variables, self._name, *line]
@@ -219,16 +218,12 @@ class ContainerSandbox:
                 start_new_session=True,
             )
         except BaseException as error:
-            os.close(ours_in)
-            stdout.close()
-            stderr.close()
+            streams.close()
             if isinstance(error, OSError):
                 raise SandboxError(f"{self._program} exec can't be started: {error}") from None
             raise
-        finally:
-            for descriptor in (theirs_in, theirs_out, theirs_err):
-                os.close(descriptor)
-        feeding = asyncio.create_task(feed(ours_in, stdin))
+        streams.close_theirs()
+        streams.feed(stdin)
         timed_out = False
         try:
             code = await asyncio.wait_for(process.wait(), seconds)
@@ -239,17 +234,13 @@ class ContainerSandbox:
             await asyncio.shield(asyncio.ensure_future(self._end_all(process)))
             raise
         finally:
-            feeding.cancel()
-            stdout.finish()
-            stderr.finish()
+            streams.close()
         if container.poll() is not None:
             raise SandboxError(self._closed_because if not self._process else "the container ended")
         with contextlib.suppress(OSError):
             assert container.stdin is not None
             os.write(container.stdin.fileno(), b"\n")  # its first process frees what has ended
-        seconds = time.perf_counter() - started
-        truncated = stdout.truncated or stderr.truncated
-        return ExecResult(code, stdout.content(), stderr.content(), seconds, timed_out, truncated)
+        return streams.result(code, time.perf_counter() - started, timed_out)
 
     async def _end_all(self, process: asyncio.subprocess.Process) -> None:
         """End everything in the container but its first process: nothing tells which command started what."""

@@ -339,6 +339,48 @@ async def _writable(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
         loop.remove_writer(descriptor)
 
 
+class Streams:
+    """A command's three streams: pipes, whose other ends are the command's."""
+
+    def __init__(self, limit: int, on_output: OnOutput | None = None) -> None:
+        stdin, self._input = os.pipe()
+        ours_out, stdout = os.pipe()
+        ours_err, stderr = os.pipe()
+        self.theirs = [stdin, stdout, stderr]
+        """The command's ends, until they are closed here."""
+        self._stdout = Output(ours_out, limit, on_output)
+        self._stderr = Output(ours_err, limit, on_output)
+        self._feeding: asyncio.Task[None] | None = None
+
+    def feed(self, content: bytes | Input) -> None:
+        """Begin to write the command's input."""
+        self._feeding = asyncio.create_task(feed(self._input, content))
+        self._input = -1
+
+    def close_theirs(self) -> None:
+        """The command has its ends, or there will be none."""
+        for descriptor in self.theirs:
+            os.close(descriptor)
+        self.theirs = []
+
+    def close(self) -> None:
+        """Take the rest of the output, and free everything."""
+        self.close_theirs()
+        if self._feeding is not None:
+            self._feeding.cancel()
+        if self._input >= 0:
+            os.close(self._input)
+            self._input = -1
+        self._stdout.finish()
+        self._stderr.finish()
+
+    def result(self, exit_code: int, seconds: float, timed_out: bool = False) -> ExecResult:
+        """What the command did, with what is kept of its output."""
+        stdout, stderr = self._stdout, self._stderr
+        truncated = stdout.truncated or stderr.truncated
+        return ExecResult(exit_code, stdout.content(), stderr.content(), seconds, timed_out, truncated)
+
+
 FILE_S = 60.0
 LARGEST_READ = 256 << 20
 

@@ -22,11 +22,10 @@ from ajet.environment.sandboxes.sandbox import (
     ExecResult,
     Input,
     OnOutput,
-    Output,
     SandboxError,
     SandboxSettings,
+    Streams,
     arguments_of,
-    feed,
 )
 
 
@@ -83,10 +82,8 @@ class UnconfinedSandbox:
             **(env or {}),
         }
         started = time.perf_counter()
-        (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = os.pipe(), os.pipe(), os.pipe()
-        limit = self.settings.output_bytes
-        stdout, stderr = Output(ours_out, limit, on_output), Output(ours_err, limit, on_output)
-        feeding: asyncio.Task[None] | None = None
+        streams = Streams(self.settings.output_bytes, on_output)
+        theirs_in, theirs_out, theirs_err = streams.theirs
         timed_out, code = False, 0
         try:
             try:
@@ -102,10 +99,8 @@ class UnconfinedSandbox:
             except OSError as error:
                 code = 127 if isinstance(error, FileNotFoundError) else 126
                 return ExecResult(code, b"", f"{arguments[0]}: {error.strerror}\n".encode(), 0.0)
-            finally:
-                for descriptor in (theirs_in, theirs_out, theirs_err):
-                    os.close(descriptor)
-            feeding = asyncio.create_task(feed(ours_in, stdin))
+            streams.close_theirs()
+            streams.feed(stdin)
             self._running = {group for group in self._running if _alive(group)} | {process.pid}
             seconds = self.settings.seconds_for(timeout)
             try:
@@ -117,16 +112,8 @@ class UnconfinedSandbox:
                     _end(process.pid)
                     await process.wait()
         finally:
-            if feeding is None:  # nothing was started
-                os.close(ours_in)
-            else:
-                feeding.cancel()
-            stdout.finish()
-            stderr.finish()
-        code = code if code >= 0 else 128 - code
-        seconds = time.perf_counter() - started
-        truncated = stdout.truncated or stderr.truncated
-        return ExecResult(code, stdout.content(), stderr.content(), seconds, timed_out, truncated)
+            streams.close()
+        return streams.result(code if code >= 0 else 128 - code, time.perf_counter() - started, timed_out)
 
     async def read(self, path: str) -> bytes:
         return await asyncio.to_thread(_content, Path(self._place(path)))
