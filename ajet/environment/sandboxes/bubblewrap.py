@@ -66,11 +66,7 @@ class BubblewrapSandbox:
         check_writable(settings)
         self.settings = settings
         self.workspace = settings.workspace
-        self._forwarder = None
-        if settings.network == "gateway":
-            if gateway_url is None:
-                raise SandboxError("sandbox network: gateway: there is no gateway here; use network: none or host")
-            self._forwarder = Forwarder(gateway_url)
+        self._forwarder = Forwarder.of(settings, gateway_url)
         self.gateway_url = self._forwarder.url if self._forwarder else None
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Control | None = None
@@ -204,8 +200,6 @@ class BubblewrapSandbox:
 
     async def reset(self) -> None:
         await self.close()
-        if self._forwarder is not None:
-            self._forwarder = Forwarder(self._forwarder.gateway_url)
         await self.start()
 
     async def close(self) -> None:

@@ -91,11 +91,7 @@ class ContainerSandbox:
         self.workspace = settings.workspace
         self._program = settings.kind
         self._name = ""
-        self._forwarder: Forwarder | None = None
-        if settings.network == "gateway":
-            if gateway_url is None:
-                raise SandboxError("sandbox network: gateway: there is no gateway here; use network: none or host")
-            self._forwarder = Forwarder(gateway_url)
+        self._forwarder = Forwarder.of(settings, gateway_url)
         self._process: subprocess.Popen[bytes] | None = None
         self._ending = threading.Lock()
         self._expiry: asyncio.TimerHandle | None = None
@@ -267,8 +263,6 @@ class ContainerSandbox:
 
     async def reset(self) -> None:
         await self.close()
-        if self._forwarder is not None:
-            self._forwarder = Forwarder(self._forwarder.gateway_url)
         await self.start()
 
     async def close(self) -> None:

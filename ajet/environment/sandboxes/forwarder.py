@@ -14,7 +14,7 @@ import subprocess
 import sys
 from urllib.parse import urlsplit, urlunsplit
 
-from ajet.environment.sandboxes.sandbox import SandboxError
+from ajet.environment.sandboxes.sandbox import SandboxError, SandboxSettings
 
 CHUNK = 1 << 16
 OPEN_PORTS = 1024
@@ -25,10 +25,9 @@ ENTER_S = 30.0
 
 
 class Forwarder:
-    """Passes connections on to the gateway."""
+    """Passes connections on to the gateway. After `close`, it may serve again."""
 
     def __init__(self, gateway_url: str) -> None:
-        self.gateway_url = gateway_url
         parts = urlsplit(gateway_url)
         if parts.scheme != "http" or not parts.hostname:
             raise SandboxError(f"network: gateway needs the gateway's http address, not {gateway_url!r}")
@@ -40,6 +39,15 @@ class Forwarder:
         """The gateway's address inside."""
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    def of(cls, settings: SandboxSettings, gateway_url: str | None) -> Forwarder | None:
+        """None: the sandbox doesn't reach the gateway. Raises `SandboxError`."""
+        if settings.network != "gateway":
+            return None
+        if gateway_url is None:
+            raise SandboxError("sandbox network: gateway: there is no gateway here; use network: none or host")
+        return cls(gateway_url)
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept connections on `listener`, until `close`."""
