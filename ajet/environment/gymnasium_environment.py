@@ -210,7 +210,6 @@ def _bound(number: float) -> str:
 
 OWN_OPTIONS = ("action_names", "instructions")
 """Options that AgentJet handles; the others go to `gymnasium.make`."""
-SPLITS = {"train": 0}
 TASKS_PER_SPLIT = 1000
 OTHER_SPLITS = 1_000_000
 """The first seed of every split but `train`."""
@@ -244,7 +243,7 @@ class GymnasiumSource:
 
     def task_ids(self, split: str) -> list[str]:
         """A thousand seeds."""
-        first = SPLITS.get(split, OTHER_SPLITS)
+        first = 0 if split == "train" else OTHER_SPLITS
         return [str(seed) for seed in range(first, first + TASKS_PER_SPLIT)]
 
     def _check(self, key: str) -> None:

@@ -20,8 +20,6 @@ from ajet.system.interpreter_host import START_S, InterpreterHost
 HOST = Path(__file__).with_name("verifiers_host.py")
 KEY = "ajet.task_reader.options"
 KNOWN = ("env", "python", "num_tasks", "num_validation_tasks")
-
-
 NO_PACKAGE = "No module named 'verifiers'"
 
 
@@ -74,7 +72,7 @@ _hosts_lock = threading.Lock()
 
 def shared_host(env: Mapping[str, Any], python: str | None) -> VerifiersHost:
     """This process's host for an environment; it ends with the process."""
-    key = json.dumps(env, sort_keys=True), python
+    key = json.dumps(env), python
     with _hosts_lock:
         host = _hosts.get(key)
         if host is None or not host.alive:
@@ -91,10 +89,4 @@ def host_options(options: Any) -> tuple[dict[str, Any], str | None]:
     env = options.get("env")
     if not isinstance(env, dict) or not isinstance(env.get("taskset"), dict) or not env["taskset"].get("id"):
         raise ConfigError(f"{KEY}.env: name the environment's tasks: `env: {{taskset: {{id: gsm8k}}}}`")
-    return _plain(env), options.get("python")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+    return env, options.get("python")
