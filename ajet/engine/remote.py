@@ -319,17 +319,11 @@ class RemoteEngine:
         return bool(reader.token_ids)
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
-        await self.ready()
-        if not self._exact:
-            raise EngineError(
-                f"the server of {self._settings.model!r} does not return token ids, so it can't be an engine: "
-                "use it as a helper (debug_model=…), or serve the model with vLLM"
-            )
-        room = check_request(request, max_model_len=self._settings.max_model_len)
-        body = completion_body(request, self._settings.model, room)
         reader = CompletionReader(request, 0)
         try:
             async with asyncio.timeout(request.deadline_s):
+                await self.ready()
+                body = self._body(request)
                 if on_tokens is None:
                     reader.read(await self.client.post("/completions", body, sticky=request.session_id))
                 else:
@@ -337,6 +331,15 @@ class RemoteEngine:
         except TimeoutError as error:
             raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
         return reader.completion()
+
+    def _body(self, request: GenerateRequest) -> dict[str, Any]:
+        if not self._exact:
+            raise EngineError(
+                f"the server of {self._settings.model!r} does not return token ids, so it can't be an engine: "
+                "use it as a helper (debug_model=…), or serve the model with vLLM"
+            )
+        room = check_request(request, max_model_len=self._settings.max_model_len)
+        return completion_body(request, self._settings.model, room)
 
     async def _stream(self, body: dict[str, Any], reader: CompletionReader, on_tokens: OnTokens, sticky: str) -> None:
         def on_event(event: dict[str, Any]) -> None:

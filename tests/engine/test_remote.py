@@ -207,6 +207,23 @@ def test_a_deadline_is_kept(server: Server) -> None:
     asyncio.run(scenario())
 
 
+def test_a_deadline_holds_for_the_question_what_the_server_can_do(server: Server) -> None:
+    def frozen(*_: Any) -> Answer:
+        time.sleep(1.0)
+        return 200, {}, {}
+
+    async def scenario() -> None:
+        engine = RemoteEngine(settings(server))
+        began = time.monotonic()
+        with pytest.raises(GenerationTimeoutError):
+            await engine.generate(GenerateRequest([1], Sampling(), deadline_s=0.1))
+        assert time.monotonic() - began < 0.9
+        await engine.aclose()
+
+    server.handle = frozen
+    asyncio.run(scenario())
+
+
 def test_the_pace_is_kept(server: Server) -> None:
     async def scenario() -> None:
         engine = RemoteEngine(settings(server, requests_per_minute=60 / 0.1))
