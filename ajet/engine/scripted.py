@@ -86,14 +86,12 @@ class ScriptedEngine:
         tokenizer: PreTrainedTokenizerBase | Callable[[], PreTrainedTokenizerBase],
         *,
         max_model_len: int = 32768,
-        end_ids: frozenset[int] | None = None,
     ) -> None:
         if not callable(replies) and not replies:
             raise ConfigError("a scripted engine needs at least one reply")
         self._replies = replies
         self._given = tokenizer
         self._loaded: PreTrainedTokenizerBase | None = None
-        self._end_ids = end_ids
         self._max_model_len = max_model_len
         self._calls: OrderedDict[str, int] = OrderedDict()
         self._version = 0
@@ -149,7 +147,7 @@ class ScriptedEngine:
             reply = self._replies(ScriptedCall(prompt, index, request.session_id, request))
         else:
             reply = self._replies[min(index, len(self._replies) - 1)]
-        rule = StopRule.of(request.sampling, self._ends(), room)
+        rule = StopRule.of(request.sampling, {int(self.tokenizer.eos_token_id)}, room)
         drawn: list[int] = []
         for token in self._spell(reply):
             drawn.append(token)
@@ -176,9 +174,6 @@ class ScriptedEngine:
 
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
-
-    def _ends(self) -> frozenset[int]:
-        return self._end_ids if self._end_ids is not None else frozenset({int(self.tokenizer.eos_token_id)})
 
     def _enter(self) -> None:
         self._in_flight += 1

@@ -12,8 +12,8 @@ Shapes: E edges, P positions with logits, V vocabulary, B rows of a batch, N tok
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +26,7 @@ from transformers.utils.generic import ModelOutput
 
 from ajet.engine.attention_rules import forget_lengths, length_dependent_rope
 from ajet.engine.routing import ARGUMENT as ROUTES
+from ajet.engine.torch import replaced
 from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.schema.install import install_command
 from ajet.trainer.attention import pack_arguments, plan_attention, tree_attention
@@ -77,7 +78,7 @@ class HiddenStates:
     def logits(self, states_SW: Tensor) -> Tensor:
         """The logits [S, V] of some of the states."""
         output = type(self._output)(**{**self._output, "last_hidden_state": states_SW[None]})
-        with _returning(self._body, output):
+        with replaced(self._body, lambda *_inputs, **_options: output):
             logits_SV: Tensor = self._model(input_ids=self._input_ids, use_cache=False, logits_to_keep=0).logits[0]
         return logits_SV
 
@@ -106,20 +107,6 @@ def in_chunks(hidden: HiddenStates, states_SW: Tensor, size: int, recompute: boo
 def causal_model(model: Any) -> Any:
     """The model itself, without adapters around it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-@contextmanager
-def _returning(module: Any, output: ModelOutput) -> Iterator[None]:
-    """Inside, this module returns `output` whatever it is called with."""
-    before = module.__dict__.get("forward")
-    module.__dict__["forward"] = lambda *_inputs, **_options: output
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.__dict__["forward"]
-        else:
-            module.__dict__["forward"] = before
 
 
 KEY = "ajet.trainer_common.logits_kernel"

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -63,8 +64,7 @@ class Correction:
         """The factor of each edge. `log_ratio_T`: each trajectory's sum; None if all are whole among these edges."""
         if self.by_trajectory:
             if log_ratio_T is None:
-                count = int(trajectory_E.max()) + 1
-                log_ratio_T = log_ratio_E.new_zeros(count).index_add_(0, trajectory_E, log_ratio_E)
+                log_ratio_T, _ = trajectory_sums(log_ratio_E, trajectory_E, int(trajectory_E.max()) + 1)
             log_ratio_E = log_ratio_T[trajectory_E]
         ratio_E = log_ratio_E.clamp(max=MOST_LOG_RATIO).exp()
         if self.mode is not CorrectionMode.MASKED:
@@ -237,16 +237,6 @@ def binary_kl(new: Tensor, sampler: Tensor) -> Tensor:
     return sampler.exp() * (sampler - new) - torch.expm1(sampler) * (rest_sampler - rest_new)
 
 
-def dppo_tv_loss(tokens: LossTokens) -> TokenLoss:
-    """`dppo_loss` with D = `binary_tv`."""
-    return dppo_loss(tokens, binary_tv)
-
-
-def dppo_kl_loss(tokens: LossTokens) -> TokenLoss:
-    """`dppo_loss` with D = `binary_kl`."""
-    return dppo_loss(tokens, binary_kl)
-
-
 def sapo_loss(tokens: LossTokens) -> Tensor:
     """SAPO's (Gao et al. 2025, *Soft Adaptive Policy Optimization*, 2511.20347): -(4 / τ) σ(τ (r - 1)) A.
 
@@ -268,9 +258,9 @@ GSPO = PolicyLoss("gspo", clipped_loss, by_trajectory=True)
 """The same with the ratio of the whole trajectory."""
 CISPO = PolicyLoss("cispo", cispo_loss)
 """Log-likelihood, weighted with the clipped, detached ratio: clipping never zeroes a token's gradient."""
-DPPO_TV = PolicyLoss("dppo_tv", dppo_tv_loss, to_sampler=True)
+DPPO_TV = PolicyLoss("dppo_tv", partial(dppo_loss, divergence_of=binary_tv), to_sampler=True)
 """Ratio to the sampler; a token is left out where its probability changed too much, whatever its ratio."""
-DPPO_KL = PolicyLoss("dppo_kl", dppo_kl_loss, to_sampler=True)
+DPPO_KL = PolicyLoss("dppo_kl", partial(dppo_loss, divergence_of=binary_kl), to_sampler=True)
 """The same with a divergence in nats."""
 SAPO = PolicyLoss("sapo", sapo_loss)
 """A smooth gate of the ratio in place of clipping."""

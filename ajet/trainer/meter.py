@@ -18,7 +18,6 @@ class UpdateMeter:
         self.values: dict[str, float] = {}
         self.applied = 0
         self._steps = 0
-        self._weight = 0.0
         self._sums: dict[str, float] = {}
 
     def add(self, sums: dict[str, Tensor]) -> None:

@@ -121,10 +121,7 @@ class Outbox:
 
     def tokens(self, ticket: Ticket, token: int, logprob: float) -> None:
         if ticket.on_tokens is not None:
-            self.chunk(ticket, TokenChunk([token], [logprob]))
-
-    def chunk(self, ticket: Ticket, chunk: TokenChunk) -> None:
-        if ticket.on_tokens is not None:
+            chunk = TokenChunk([token], [logprob])
             self._calls[ticket.loop].append(partial(_stream, ticket.on_tokens, chunk, ticket.answer))
 
     def complete(self, ticket: Ticket, completion: Completion) -> None:

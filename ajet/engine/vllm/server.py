@@ -130,11 +130,6 @@ def cpu_variables() -> dict[str, str]:
     return {name: value for name, value in CPU_VARIABLES.items() if name not in os.environ}
 
 
-def worker_arguments() -> list[str]:
-    """Mix our methods into vLLM's workers."""
-    return ["--worker-extension-cls", WORKER]
-
-
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `--max-lora-rank`."""
 
@@ -147,12 +142,13 @@ def _lora_arguments(rank: int) -> list[str]:
 
 def server_arguments(settings: VllmSettings, port: int, host: str = "127.0.0.1") -> list[str]:
     """Command-line arguments for a vLLM server."""
-    return ["--served-model-name", MODEL_NAME, "--host", host, "--port", str(port), *engine_arguments(settings)]
-
-
-def engine_arguments(settings: VllmSettings) -> list[str]:
-    """Command-line arguments of the engine itself."""
     return [
+        "--served-model-name",
+        MODEL_NAME,
+        "--host",
+        host,
+        "--port",
+        str(port),
         "--model",
         settings.model,
         "--dtype",
@@ -240,7 +236,8 @@ def vllm_command(settings: VllmSettings, port: int) -> list[str]:
         SERVER_MODULE,
         "--middleware",
         SERVER_KEY,
-        *worker_arguments(),
+        "--worker-extension-cls",
+        WORKER,
         *server_arguments(settings, port),
     ]
 
