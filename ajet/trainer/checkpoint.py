@@ -72,11 +72,11 @@ class CheckpointFolder:
 
         `state` must be JSON; its `score`, if any, decides which checkpoint is the best.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
-        self._sweep()
         draft = self.root / f".{PREFIX}{step}.{os.getpid()}"
         final = self.root / f"{PREFIX}{step}"
         try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._sweep()
             draft.mkdir()
             write(draft)
             (draft / "state.json").write_text(json.dumps({"step": step, **state}, indent=1))
@@ -87,10 +87,11 @@ class CheckpointFolder:
             _sync(self.root)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(draft, ignore_errors=True)
+            there = next(place for place in (self.root, *self.root.parents) if place.is_dir())
             log.warning(
                 "the checkpoint of step %d could not be written to %s, where %.1f MB are free (%s); the run goes on, "
                 "and tries again at its next checkpoint",
-                *(step, self.root, shutil.disk_usage(self.root).free / 2**20, error),
+                *(step, self.root, shutil.disk_usage(there).free / 2**20, error),
             )
             return None
         self._prune()

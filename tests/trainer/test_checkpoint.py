@@ -96,6 +96,14 @@ def test_a_full_disk_leaves_the_previous_checkpoint_in_use(tmp_path: Path, caplo
     assert "No space left" in caplog.text and "step 2" in caplog.text
 
 
+def test_a_disk_without_room_for_the_folder_itself_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()  # as a full disk, a place where no folder can be made
+    assert CheckpointFolder(tmp_path / "file" / "checkpoints").save(1, {}, fill) is None
+    assert "step 1" in caplog.text and "the run goes on" in caplog.text
+
+
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     (tmp_path / ".step_7.99").mkdir(parents=True)
