@@ -57,8 +57,12 @@ class ModelSource:
         if Path(self.path).is_dir():
             return Path(self.path)
         from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
 
-        found = try_to_load_from_cache(self.path, "config.json")
+        try:
+            found = try_to_load_from_cache(self.path, "config.json")
+        except HFValidationError:  # no name that the hub could have
+            return None
         return Path(found).parent if isinstance(found, str) else None
 
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -48,6 +48,11 @@ def test_a_proxy_may_know_the_way(asked: list[Any], monkeypatch: pytest.MonkeyPa
     assert asked == [] and not constants.HF_HUB_OFFLINE
 
 
+@pytest.mark.parametrize("name", ["my agent", "a--b", "Qwen/Qwen3 8B"])
+def test_what_can_be_no_hub_id_is_in_no_folder(name: str) -> None:
+    assert ModelSource.resolve(name).folder() is None
+
+
 def test_folders_need_no_hub(asked: list[Any]) -> None:
     assert ModelSource.resolve("tiny:qwen2-0.3m").tokenizer() is not None
     assert asked == [] and not constants.HF_HUB_OFFLINE
