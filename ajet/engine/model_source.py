@@ -83,6 +83,8 @@ class ModelSource:
 
         `base_bits`: 4 stores linear layers in 4 bits, as the frozen base of adapters.
         """
+        from safetensors import SafetensorError
+
         self._go_offline_without_hub()
         try:
             with LOADING:
@@ -98,6 +100,8 @@ class ModelSource:
                     )
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(f"model {self.name!r} could not be loaded: {error}") from error
+        except SafetensorError as error:
+            raise ConfigError(f"the weights of model {self.name!r} are damaged, or not all there: {error}") from error
         untyped: Any = model
         if base_bits is not None:
             from ajet.engine.quantization import quantise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,3 +68,11 @@ def test_auto_takes_the_attention_that_the_model_has(tmp_path: Path, family: str
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     model = ModelSource.resolve(str(tmp_path)).model("float32")
     assert model.config._attn_implementation == attention
+
+
+def test_weights_that_were_cut_off_are_said_to_be(tmp_path: Path) -> None:
+    folder = shutil.copytree(ModelSource.resolve("tiny:qwen2").path, tmp_path / "model")
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(ConfigError, match=r"the weights of model .* are damaged"):
+        ModelSource.resolve(folder).model()
