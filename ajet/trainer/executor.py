@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ajet.engine.attention_rules import REFUSALS, describe_refusal, layer_shapes, length_dependent_rope
 from ajet.engine.layers import stated_kinds
 from ajet.engine.quantization import parameter_count
+from ajet.engine.torch import replaced
 from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer.attention import attention_left_whole
 from ajet.trainer.credit.estimators import EpisodeCredit
@@ -68,16 +69,11 @@ def layers_to_compile(model: Any) -> list[Any]:
 @contextmanager
 def compiled_layers(model: Any) -> Iterator[None]:
     """Inside it (forward *and* backward), the layers run compiled; afterwards they are what they were."""
-    layers = layers_to_compile(model)
     attention_left_whole()
-    for layer in layers:
-        layer.__dict__["forward"] = partial(_run, layer)
-    try:
-        with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
-            yield
-    finally:
-        for layer in layers:
-            del layer.__dict__["forward"]
+    with ExitStack() as stack, torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
+        for layer in layers_to_compile(model):
+            stack.enter_context(replaced(layer, partial(_run, layer)))
+        yield
 
 
 def _run(layer: Any, *inputs: Any, **options: Any) -> Any:
