@@ -100,6 +100,9 @@ class ModelLoader:
         self._config = config
         self._make_engine = make_engine
         self._code_imported = threading.Event()
+        self._stopped = False
+        self.makes_engine = False
+        """`loaded` ends with an engine, which must be closed, or soon with an error."""
 
     def start(self) -> None:
         threading.Thread(target=self._load, name="ajet-load", daemon=True).start()
@@ -107,6 +110,11 @@ class ModelLoader:
     def user_code_imported(self) -> None:
         """Let the engine load. Its libraries wait for the user's code: imports share one interpreter lock, and someone
         who debugs is waiting for the workflow's first line."""
+        self._code_imported.set()
+
+    def stop(self) -> None:
+        """Make no engine any more. One that is being made is there once `loaded` is done."""
+        self._stopped = True
         self._code_imported.set()
 
     async def watch_engine(self) -> None:
@@ -130,8 +138,14 @@ class ModelLoader:
 
     def _load(self) -> None:
         try:
-            model = load_model(self._config, self._make_engine, self._code_imported.wait)
+            model = load_model(self._config, self._make_engine, self._wait_for_code)
         except UserError as error:
             self.loaded.set_exception(error)
         else:
             self.loaded.set_result(model)
+
+    def _wait_for_code(self) -> None:
+        self._code_imported.wait()
+        self.makes_engine = True  # before the look at `_stopped`: whoever stops sees it, or is seen here
+        if self._stopped:
+            raise ConfigError("the run was stopped before it had an engine")

@@ -21,7 +21,7 @@ from ajet.context_tracker import TrackerSettings
 from ajet.engine.base import Engine
 from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.gateway.gateway import EpisodeKey, Gateway, GatewaySettings
-from ajet.schema.errors import EngineError
+from ajet.schema.errors import EngineError, UserError
 from ajet.task_judge.base_judge import BaseJudge, GroupJudge, load_judge
 from ajet.task_judge.helper import HelperModel
 from ajet.task_runner.attempt import AttemptRunner, WorkflowAttempt
@@ -62,7 +62,7 @@ class ServiceLoop:
 
     @property
     def running(self) -> bool:
-        return self.asyncio_loop.is_running()
+        return self._thread.is_alive()
 
     def start(self) -> None:
         self._thread.start()
@@ -158,6 +158,7 @@ class Runtime:
         if self._stopped:
             return
         self._stopped = True
+        self._loader.stop()
         gc.set_threshold(*self._garbage_before)
         if not self._service.running:
             return
@@ -245,6 +246,7 @@ class Runtime:
     # ------------------------------------------------------------ starting
 
     def _start(self) -> None:
+        self._service.start()
         if self.config.ajet.helper.model is not None:
             HelperModel.from_config(self.config).endpoint()  # a missing one ends the run here
         wrapper = self.config.ajet.task_runner.wrapper_type
@@ -259,21 +261,18 @@ class Runtime:
             self.attempts = ProcessRunner(self.config, self, self.config.base_dirs)
             if self.config.ajet.task_judge.judge_type != "customized_protocol":
                 self._judge = load_judge(self.config, self.config.base_dirs)  # ours: what is wrong with it ends the run
-        self._service.start()
         self._loader.start()
         self._loader.loaded.add_done_callback(self._watch_engine)
         self.run(self.gateway.start())
-        try:
-            if remote:
-                self._judge = load_judge(self.config, self.config.base_dirs)
-                self.attempts = self.run(self._remote_runner(self._judge))
-            elif outside:
-                self._judge = load_judge(self.config, self.config.base_dirs)
-                self.attempts = ExternalRunner(self, self._judge)
-            elif not isolated:
-                self.attempts = self._thread_runner()
-        finally:
-            self._loader.user_code_imported()
+        if remote:
+            self._judge = load_judge(self.config, self.config.base_dirs)
+            self.attempts = self.run(self._remote_runner(self._judge))
+        elif outside:
+            self._judge = load_judge(self.config, self.config.base_dirs)
+            self.attempts = ExternalRunner(self, self._judge)
+        elif not isolated:
+            self.attempts = self._thread_runner()
+        self._loader.user_code_imported()
         self._prepared(self._judge)
         self.pool = self.run(self._make_pool())
         if outside:
@@ -356,9 +355,13 @@ class Runtime:
             await self.attempts.aclose()
 
     async def _stop_engine(self) -> None:
-        loaded = self._loader.loaded
-        if loaded.done() and loaded.exception() is None:
-            await loaded.result().engine.aclose()
+        if not self._loader.makes_engine:
+            return
+        try:
+            model = await asyncio.shield(asyncio.wrap_future(self._loader.loaded))
+        except UserError:
+            return
+        await model.engine.aclose()
 
     async def _stop_servers(self) -> None:
         await self.gateway.aclose()

@@ -10,8 +10,9 @@ import pytest
 from ajet.config import load_config, make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, ImportPathError
 from ajet.task_runner import runtime as module
+from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.runtime import Runtime
 
 YAML = """
@@ -58,3 +59,35 @@ def test_an_engine_has_the_time_to_end_that_the_episodes_left_over(
         runtime._loader.loaded.result()
     assert engine.ended
     assert "did not end" not in caplog.text
+
+
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_a_workflow_that_cannot_be_imported_leaves_no_engine(tmp_path: Path, seconds: int) -> None:
+    """It fails before the tokenizer is there, or after: a notebook would keep the weights in memory."""
+    (tmp_path / "agent.py").write_text(f"import time\ntime.sleep({seconds})\nimport nowhere\n")
+    made: list[object] = []
+
+    def make(_: object) -> ScriptedEngine:
+        made.append(engine := ScriptedEngine(["hi"], lambda: ModelSource.resolve("tiny:qwen2-0.3m").tokenizer()))
+        return engine
+
+    runtime = Runtime(make_config({"rollout.user_workflow": f"{tmp_path}/agent.py->Agent"}), make_engine=make)
+    with pytest.raises(ImportPathError):
+        runtime.start()
+    with pytest.raises(ConfigError, match="was stopped"):
+        runtime.model()
+    assert not made
+
+
+def test_what_ends_the_run_at_its_start_ends_the_fork_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise ConfigError("no such rubric")
+
+    monkeypatch.setattr(module, "load_judge", refused)
+    (tmp_path / "agent.py").write_text("")
+    keys = {"task_runner.wrapper_type": "multi-processing", "task_judge.judge_type": "rubrics_auto_grader"}
+    runtime = Runtime(make_config({"rollout.user_workflow": f"{tmp_path}/agent.py->Agent", **keys}))
+    with pytest.raises(ConfigError, match="no such rubric"):
+        runtime.start()
+    assert isinstance(runtime.attempts, ProcessRunner)
+    assert runtime.attempts.workers._server._process.poll() is not None
