@@ -127,16 +127,16 @@ class InterpreterHost:
 
     def _fail(self) -> None:
         error = self.gone(f"the process of {self.package} has ended: {self._last_lines()}")
-        while self._answers:
-            _, future = self._answers.popitem()
-            if future.set_running_or_notify_cancel():
+        for number in list(self._answers):
+            future = self._answers.pop(number, None)
+            if future is not None and future.set_running_or_notify_cancel():
                 future.set_exception(error)
 
     def _listen(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self._said.append(line.rstrip())
-            with contextlib.suppress(OSError, ValueError):  # nobody reads ours any more: this must go on, or it blocks
+            with contextlib.suppress(OSError, ValueError):  # a full disk, say: the program must not wait for us
                 sys.stderr.write(line)
 
     def _last_lines(self) -> str:
