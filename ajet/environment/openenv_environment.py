@@ -187,17 +187,14 @@ class OpenEnvEnvironment(Environment):
             await self._client.close()
 
     def _action_schema(self) -> Mapping[str, Any]:
-        client = HttpClient(self._url)
         try:
-            answer = client.request("GET", "/schema", timeout_s=SCHEMA_S)
+            answer = HttpClient(self._url).request("GET", "/schema", timeout_s=SCHEMA_S)
             schema = json.loads(answer.body)["action"]
         except HttpFailure as error:
             raise EnvironmentUnavailableError(f"OpenEnv server {self._url}: {error}") from None
         except (ValueError, KeyError, TypeError):
             why = f"{self._url}/schema does not describe actions: is it an OpenEnv server?"
             raise EnvironmentUnavailableError(why) from None
-        finally:
-            client.close()
         if not isinstance(schema, dict):
             raise EnvironmentUnavailableError(
                 f"{self._url}/schema describes actions by {type(schema).__name__}, not an object"

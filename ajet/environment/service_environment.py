@@ -2,7 +2,7 @@
 
 `ServiceClient` speaks the protocol: each call is one POST with a JSON body. A call is repeated only where that is safe:
 if it can't have reached the server, if the server refused it for being busy, or if it changes nothing
-(`get_env_profile`, `evaluate`, `get_info`, `release`). What the server answers is checked. For one thread at a time.
+(`get_env_profile`, `evaluate`, `get_info`, `release`). What the server answers is checked. Any thread may call.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class ServiceClient:
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 300.0) -> None:
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
-        self._api_key = api_key
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         ends = f"a call to this environment service ends after {timeout_s:g} s (ajet.rollout.environment.timeout)"
         self._http = HttpClient(self.url, headers, if_silent=ends)
@@ -124,13 +123,6 @@ class ServiceClient:
         except EnvironmentFault as error:
             return str(error)
         return ""
-
-    def twin(self) -> ServiceClient:
-        """Another client of the same service, for another thread."""
-        return ServiceClient(self.url, self._api_key, self._timeout_s)
-
-    def close(self) -> None:
-        self._http.close()
 
     # ------------------------------------------------------------ one call
 
@@ -233,17 +225,11 @@ class ServiceSource:
         return ServiceEnvironment(self._client(), episode_id, settings.env_type, dict(settings.options))
 
     def abandon(self, episode_id: str) -> None:
-        client = self._client()
-        if why := client.release(episode_id):
+        if why := self._client().release(episode_id):
             log.debug("releasing %s: %s", episode_id, why)
-        client.close()
 
     def task_ids(self, split: str) -> list[str]:
-        client = self._client()
-        try:
-            return client.profile(self._settings.env_type, split)
-        finally:
-            client.close()
+        return self._client().profile(self._settings.env_type, split)
 
     def _client(self) -> ServiceClient:
         return ServiceClient(self.url, self._settings.api_key, self._settings.timeout_s)
@@ -295,15 +281,9 @@ class ServiceEnvironment(Environment):
         return described_tools(told)
 
     def close(self) -> None:
-        """Over a connection of its own: this may be another thread than the one that waits for a step."""
-        if not self._created:
-            return
-        other = self._client.twin()
-        try:
-            if why := other.release(self._instance_id):
-                log.info("instance %s was not released (it will expire): %s", self._instance_id, why)
-        finally:
-            other.close()
+        """This may be another thread than the one that waits for a step."""
+        if self._created and (why := self._client.release(self._instance_id)):
+            log.info("instance %s was not released (it will expire): %s", self._instance_id, why)
 
 
 def described_tools(told: Any) -> Sequence[Mapping[str, Any]]:

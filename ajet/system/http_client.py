@@ -2,7 +2,7 @@
 
 Every request has one deadline for all of it, and a largest answer; a server that sends slowly or without end can't hold
 its caller. An error says whether the request may have reached the server: only if not is it safe to send it again.
-No redirects, no proxies. For one thread at a time.
+No redirects, no proxies.
 
 Given `if_silent`, which says what happens then, both name on the terminal a server that sends nothing for `SILENT_S`
 while a request waits.
@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import select
 import socket
 import ssl
 import time
@@ -85,7 +84,8 @@ class HttpAnswer(NamedTuple):
 
 
 class HttpClient:
-    """One connection to the server at `base_url`, opened when it is needed."""
+    """Sends requests to the server at `base_url`, from any thread, over a connection each: one that was kept could be
+    closed by the server at the moment it is used, and nobody would know whether it had got the request."""
 
     def __init__(self, base_url: str, headers: Mapping[str, str] | None = None, if_silent: str = "") -> None:
         parts = urlsplit(base_url)
@@ -99,55 +99,34 @@ class HttpClient:
         if any({"\r", "\n"} & set(line) for line in lines):
             raise ValueError("a header can't contain a line break")
         self._headers = "\r\n".join(lines)
-        self._socket: socket.socket | None = None
 
     def request(self, method: str, path: str, body: bytes = b"", timeout_s: float = 60.0) -> HttpAnswer:
         """Send a request, and wait for all of its answer. Raises HttpFailure."""
         until = time.monotonic() + timeout_s
-        connection = self._connected(until)
         head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}\r\n"
         if method != "GET":
             head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        try:
-            connection.settimeout(_left(until))
-            connection.sendall(head.encode("latin-1") + b"\r\n" + body)
-            answer, keep = self._receive(connection, until)
-        except TimeoutError:
-            self.close()
-            raise HttpFailure(f"no answer within {timeout_s:g} s", sent=True, timed_out=True) from None
-        except (OSError, httptools.HttpParserError, _BadAnswerError) as error:
-            self.close()
-            raise HttpFailure(_reason(error), sent=True) from None
-        except BaseException:
-            self.close()  # interrupted halfway: what comes next on this connection belongs to this request
-            raise
-        if not keep:
-            self.close()
-        return answer
-
-    def close(self) -> None:
-        """Close the connection. A later request opens another."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        with self._connected(until) as connection:
+            try:
+                connection.settimeout(_left(until))
+                connection.sendall(head.encode("latin-1") + b"\r\n" + body)
+                return self._receive(connection, until)
+            except TimeoutError:
+                raise HttpFailure(f"no answer within {timeout_s:g} s", sent=True, timed_out=True) from None
+            except (OSError, httptools.HttpParserError, _BadAnswerError) as error:
+                raise HttpFailure(_reason(error), sent=True) from None
 
     def _connected(self, until: float) -> socket.socket:
-        """The connection; a new one, if the server has closed it meanwhile."""
-        if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
-            self.close()
-        if self._socket is None:
-            try:
-                plain = socket.create_connection((self._host, self._port), timeout=_left(until))
-                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                context = ssl.create_default_context() if self._tls else None
-                self._socket = context.wrap_socket(plain, server_hostname=self._host) if context else plain
-            except TimeoutError:
-                raise HttpFailure("the connection could not be made in time", sent=False, timed_out=True) from None
-            except OSError as error:
-                raise HttpFailure(_reason(error), sent=False) from None
-        return self._socket
+        try:
+            plain = socket.create_connection((self._host, self._port), timeout=_left(until))
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return ssl.create_default_context().wrap_socket(plain, server_hostname=self._host) if self._tls else plain
+        except TimeoutError:
+            raise HttpFailure("the connection could not be made in time", sent=False, timed_out=True) from None
+        except OSError as error:
+            raise HttpFailure(_reason(error), sent=False) from None
 
-    def _receive(self, connection: socket.socket, until: float) -> tuple[HttpAnswer, bool]:
+    def _receive(self, connection: socket.socket, until: float) -> HttpAnswer:
         reading, began = _Reading(), time.monotonic()
         while not reading.complete:
             data = self._next(connection, until, began)
@@ -156,7 +135,7 @@ class HttpClient:
             reading.parser.feed_data(data)
             if reading.size > MAX_ANSWER_BYTES:
                 raise _BadAnswerError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
-        return HttpAnswer(reading.status, b"".join(reading.body)), reading.parser.should_keep_alive()
+        return HttpAnswer(reading.status, b"".join(reading.body))
 
     def _next(self, connection: socket.socket, until: float, began: float) -> bytes:
         """What the server sends next."""

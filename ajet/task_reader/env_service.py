@@ -25,13 +25,10 @@ class EnvServiceReader(BaseTaskReader):
     def _tasks(self, split: str) -> list[Task]:
         settings = self.reader_config.env_service
         check_address(settings.env_url, settings.api_key, KEY)
-        client = ServiceClient(settings.env_url, settings.api_key)
         try:
-            ids = client.profile(settings.env_type or "default", split)
+            ids = ServiceClient(settings.env_url, settings.api_key).profile(settings.env_type or "default", split)
         except EnvironmentFault as error:
             raise TaskDataError(f"{KEY}: {error}") from error
-        finally:
-            client.close()
         if not ids:
             raise TaskDataError(
                 f"ajet.task_reader.env_service: {settings.env_url} offers no tasks of env_type "

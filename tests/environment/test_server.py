@@ -58,11 +58,8 @@ def lease(server: EnvironmentServer, name: str = "e", api_key: str | None = None
 
 
 def raw(server: EnvironmentServer, path: str, body: Any, **headers: str) -> HttpAnswer:
-    client = HttpClient(server.address.url, headers)
-    try:
-        return client.request("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode(), 20)
-    finally:
-        client.close()
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return HttpClient(server.address.url, headers).request("POST", path, content, 20)
 
 
 def children() -> list[psutil.Process]:

@@ -82,7 +82,6 @@ def test_a_blocking_request_to_a_silent_server_names_it_and_keeps_its_deadline(
         client.request("GET", "/", timeout_s=0.3)
     assert caught.value.timed_out
     assert len(said(caplog, f"{server.url} has sent nothing since ")) == 1
-    client.close()
 
 
 def test_who_does_not_say_what_happens_then_waits_in_silence(
