@@ -14,6 +14,7 @@ import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -73,55 +74,38 @@ async def run_workflow(
     A cancellation is a failure like any other: if it was ours, nobody reads the result. Environment and sandbox
     are opened before the workflow runs, and closed after the judge.
     """
-    try:
-        return await _run(
-            workflow_class, judge_, workflow_task, open_tuner, judge_retries, ask_ending, on_judge, environment, sandbox
-        )
-    finally:
-        if sandbox is not None:
-            await sandbox.close()
+    async with AsyncExitStack() as closing:
         if environment is not None:
-            environment.close()
-
-
-async def _run(
-    workflow_class: type[Workflow],
-    judge_: BaseJudge | None,
-    workflow_task: WorkflowTask,
-    open_tuner: OpenTuner,
-    judge_retries: int,
-    ask_ending: AskEnding | None,
-    on_judge: Callable[[], None],
-    environment: LeasedEnvironment | None,
-    sandbox: LeasedSandbox | None,
-) -> WorkflowResult:
-    started = time.perf_counter()
-    result, output = WorkflowResult(), None
-    spans = EmittedSpans()
-    try:
-        output = await _execute(result, workflow_class, workflow_task, open_tuner, environment, sandbox, spans)
-        result.finished = True
-        _check_output(output, workflow_class)
-        result.is_success = _is_success(output.is_success)
-        result.metadata = _mapping(output.metadata, "metadata")
-        result.log_metrics = _mapping(output.log_metrics, "log_metrics")
-        result.reward = finite_rewards(output.reward)
-        spans.give_reward(result)
-    except WorkflowInterrupted:
-        raise
-    except UnusableResultError as error:  # the agent's doing, which no workflow need foresee
-        result.finished, result.reward, result.is_success = True, 0.0, False
-        result.metadata = {"unusable_result": str(error)}
-    except BaseException as error:  # noqa: BLE001 - whatever user code raises, sys.exit included, ends only its episode
-        _blame(result, "output" if result.finished or isinstance(error, RewardError) else "workflow", error)
-        result.finished = False
-    result.workflow_s = time.perf_counter() - started
-    try:
-        with spans.recorded():
-            await judge_result(result, judge_, workflow_task, output, judge_retries, ask_ending, on_judge)
-    finally:
-        spans.end()
-    return result
+            closing.callback(environment.close)
+        if sandbox is not None:
+            closing.push_async_callback(sandbox.close)
+        started = time.perf_counter()
+        result, output = WorkflowResult(), None
+        spans = EmittedSpans()
+        try:
+            output = await _execute(result, workflow_class, workflow_task, open_tuner, environment, sandbox, spans)
+            result.finished = True
+            _check_output(output, workflow_class)
+            result.is_success = _is_success(output.is_success)
+            result.metadata = _mapping(output.metadata, "metadata")
+            result.log_metrics = _mapping(output.log_metrics, "log_metrics")
+            result.reward = finite_rewards(output.reward)
+            spans.give_reward(result)
+        except WorkflowInterrupted:
+            raise
+        except UnusableResultError as error:  # the agent's doing, which no workflow need foresee
+            result.finished, result.reward, result.is_success = True, 0.0, False
+            result.metadata = {"unusable_result": str(error)}
+        except BaseException as error:  # noqa: BLE001 - what user code raises, even sys.exit, ends only its episode
+            _blame(result, "output" if result.finished or isinstance(error, RewardError) else "workflow", error)
+            result.finished = False
+        result.workflow_s = time.perf_counter() - started
+        try:
+            with spans.recorded():
+                await judge_result(result, judge_, workflow_task, output, judge_retries, ask_ending, on_judge)
+        finally:
+            spans.end()
+        return result
 
 
 async def judge_result(

@@ -1,4 +1,4 @@
-"""What runs after a fork: `ForkServer`, which forks, and `run_worker`, which runs one workflow and its judge.
+"""`ForkServer`, which forks workers, and what runs in one: `serve_attempt`, a workflow and its judge.
 
 Its channel carries one JSON object per line. The worker receives the task, asks for access to the model once its
 workflow exists, asks how the episode ended if the workflow raised, reports when judging begins and what its
@@ -17,12 +17,10 @@ import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ajet.config import Config
-from ajet.environment.environment import EnvironmentSource
 from ajet.environment.leased import LeasedEnvironment
-from ajet.environment.sandboxes import SandboxSettings
 from ajet.schema.episode import EnvironmentEvent
 from ajet.schema.task import WorkflowTask
 from ajet.schema.user_code import import_class
@@ -33,40 +31,11 @@ from ajet.task_runner.environments import LeasedSandbox, find_environment, find_
 from ajet.task_runner.results import describe, run_workflow
 from ajet.task_runner.thread_control import end_loop, run_with_pauses
 from ajet.task_runner.tuner import AjetTuner
-from ajet.task_runner.workflow import Workflow
 
 LINE_LIMIT = 64 * 1024 * 1024
 """Size limit of a message between a worker and the process that runs the episodes."""
 FREE = {"free": True}
 """What a worker that stays says when it has cleared up after an attempt."""
-
-
-def run_worker(
-    config: Config,
-    workflow_class: type[Workflow],
-    environments: EnvironmentSource | None,
-    sandboxes: SandboxSettings | None,
-    base_dirs: list[Path],
-    channel: socket.socket,
-    stderr: int,
-) -> None:
-    """Run one attempt, or, if workers stay, one after another until there are no more. Never returns."""
-    _own_streams(stderr)
-    while channel.recv(1, socket.MSG_PEEK):
-        loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
-        serving = _serve(config, workflow_class, environments, sandboxes, base_dirs, channel.dup())
-        try:
-            run_with_pauses(loop, serving)
-        finally:
-            end_loop(loop)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if config.ajet.task_runner.process_lifetime == "episode":
-            break
-        channel.setblocking(True)
-        channel.sendall(json.dumps(FREE).encode() + b"\n")
-    os._exit(0)  # skip the server's exit handlers, and don't wait for threads that user code left
 
 
 def _own_streams(stderr: int) -> None:
@@ -80,14 +49,8 @@ def _own_streams(stderr: int) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
-async def _serve(
-    config: Config,
-    workflow_class: type[Workflow],
-    environments: EnvironmentSource | None,
-    sandboxes: SandboxSettings | None,
-    base_dirs: list[Path],
-    channel: socket.socket,
-) -> None:
+async def serve_attempt(server: ForkServer, channel: socket.socket) -> None:
+    """Run the attempt whose task comes over the channel, and send its result."""
     reader, writer = await asyncio.open_connection(sock=channel, limit=LINE_LIMIT)
     loop, own_thread = asyncio.get_running_loop(), threading.get_ident()
 
@@ -105,7 +68,7 @@ async def _serve(
         send(targets=targets)
         access = json.loads(await reader.readline())
         keys = {"api_key": access["api_key"], "control_key": access["control_key"]}
-        return AjetTuner.remote(access["base_url"], config=config, trainable_targets=targets, **keys)
+        return AjetTuner.remote(access["base_url"], config=server.config, trainable_targets=targets, **keys)
 
     async def ask_ending(explained: bool) -> EarlyEnding | None:
         send(raised=True, explained=explained)
@@ -115,16 +78,16 @@ async def _serve(
     workflow_task = WorkflowTask.model_validate_json(await reader.readline())
     send(started=True)
     environment = None
-    if environments is not None:
-        environment = LeasedEnvironment(environments, workflow_task.task, workflow_task.episode_uuid, tell)
+    if server.environments is not None:
+        environment = LeasedEnvironment(server.environments, workflow_task.task, workflow_task.episode_uuid, tell)
     try:
-        judge = load_judge(config, base_dirs)
+        judge = load_judge(server.config, server.base_dirs)
     except Exception as error:  # noqa: BLE001 - the judge's constructor is user code
         result = WorkflowResult(failure=describe(error), failed_in="judge")
     else:
-        retries = config.ajet.rollout.episode_retries
+        retries = server.config.ajet.rollout.episode_retries
         result = await run_workflow(
-            workflow_class,
+            server.workflow_class,
             judge,
             workflow_task,
             open_tuner,
@@ -132,7 +95,7 @@ async def _serve(
             ask_ending=ask_ending,
             on_judge=lambda: send(judging=True),  # the judge is to blame for a crash from here on
             environment=environment,
-            sandbox=None if sandboxes is None else LeasedSandbox(sandboxes, workflow_task.task.metadata),
+            sandbox=None if server.sandboxes is None else LeasedSandbox(server.sandboxes, workflow_task.task.metadata),
         )
     send(result=result.to_json())
     await writer.drain()
@@ -147,14 +110,14 @@ class ForkServer(ForkingServer):
 
     def __init__(self, control: socket.socket, setup: dict[str, Any]) -> None:
         super().__init__(control)
-        self._config = Config.model_validate(setup["config"])
-        self._base_dirs = [Path(folder) for folder in setup["base_dirs"]]
-        self._workflow_class = load_workflow(self._config, self._base_dirs)
-        judge = self._config.ajet.task_judge.judge_protocol
+        self.config = Config.model_validate(setup["config"])
+        self.base_dirs = [Path(folder) for folder in setup["base_dirs"]]
+        self.workflow_class = load_workflow(self.config, self.base_dirs)
+        judge = self.config.ajet.task_judge.judge_protocol
         if judge is not None:
-            import_class(judge, BaseJudge, key=JUDGE_KEY, base_dirs=self._base_dirs)
-        self._environments = find_environment(self._config, self._base_dirs)
-        self._sandboxes = find_sandbox(self._config, self._base_dirs)
+            import_class(judge, BaseJudge, key=JUDGE_KEY, base_dirs=self.base_dirs)
+        self.environments = find_environment(self.config, self.base_dirs)
+        self.sandboxes = find_sandbox(self.config, self.base_dirs)
         from ajet.task_runner.tuner.clients import rehearse  # it loads the clients' libraries: nothing for the parent
 
         rehearse()
@@ -162,15 +125,21 @@ class ForkServer(ForkingServer):
     def command(self, do: str, process: int) -> None:
         os.kill(process, signal.SIGUSR1)  # `dump`: faulthandler prints its stack
 
-    def child(self, *descriptors: int) -> int:
-        channel, stderr = descriptors
-        run_worker(
-            self._config,
-            self._workflow_class,
-            self._environments,
-            self._sandboxes,
-            self._base_dirs,
-            socket.socket(fileno=channel),
-            stderr,
-        )
-        return 1  # it ends the process itself
+    def child(self, *descriptors: int) -> NoReturn:
+        """Run one attempt, or, if workers stay, one after another until there are no more."""
+        channel, stderr = socket.socket(fileno=descriptors[0]), descriptors[1]
+        _own_streams(stderr)
+        while channel.recv(1, socket.MSG_PEEK):
+            loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(loop)
+            try:
+                run_with_pauses(loop, serve_attempt(self, channel.dup()))
+            finally:
+                end_loop(loop)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            if self.config.ajet.task_runner.process_lifetime == "episode":
+                break
+            channel.setblocking(True)
+            channel.sendall(json.dumps(FREE).encode() + b"\n")
+        os._exit(0)  # skip the server's exit handlers, and don't wait for threads that user code left

@@ -16,6 +16,7 @@ from ajet.schema.episode import Episode, EpisodeStatus, Outcome
 from ajet.schema.errors import ConfigError, EngineError, LostThreadsError, SessionClosedError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
+from ajet.task_runner.results import run_workflow
 from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.threads import ThreadRunner
 from ajet.workflow import Workflow
@@ -161,6 +162,28 @@ def test_what_a_workflow_writes_into_its_task_stays_there() -> None:
 
     assert [episode.reward for episode in asyncio.run(twice())] == [2.0, 2.0]
     assert (task.init_messages, task.metadata) == ([{"role": "user", "content": "hi"}], {"notes": {}})
+
+
+def test_an_environment_is_closed_even_if_the_sandbox_cannot_be() -> None:
+    class Leased:
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    class Stuck:
+        async def close(self) -> None:
+            raise OSError("the container does not end")
+
+    async def refused(_targets: Any) -> Any:
+        raise EngineError("no model")
+
+    environment: Any = Leased()
+    sandbox: Any = Stuck()
+    work = run_workflow(Talk, None, TASK, refused, environment=environment, sandbox=sandbox)
+    with pytest.raises(OSError, match="does not end"):
+        asyncio.run(work)
+    assert environment.closed
 
 
 def test_the_targets_that_train_reach_the_session() -> None:
