@@ -22,7 +22,7 @@ from ajet.environment.environment import (
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxError, SandboxSettings, check_sandbox, open_sandbox
 from ajet.schema.errors import TaskDataError
-from ajet.schema.task import Task, WorkflowTask
+from ajet.schema.task import WorkflowTask
 from ajet.schema.user_code import check_method, find_named, import_class, looked_in
 from ajet.task_runner.workflow import Workflow
 
@@ -73,8 +73,7 @@ def enter(leased: LeasedEnvironment, workflow_task: WorkflowTask) -> None:
     if task.main_query in UNASKED:
         messages = observation_messages(leased.observation)
         more["main_query"] = observation_text(messages[-1]) if messages else ""
-    if more:
-        workflow_task.task = Task.model_validate({**task.model_dump(), **more})  # the group's others share the old one
+    workflow_task.task = task.model_copy(update=more)
 
 
 class EnvironmentEndings:

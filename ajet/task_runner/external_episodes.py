@@ -206,7 +206,11 @@ class ExternalEpisodes:
         self._running.add(running)
         running.add_done_callback(self._running.discard)
         both: set[asyncio.Future[Any]] = {opened, running}
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the program has left: it would never hear of an episode to end
+            running.cancel()
+            raise
         if not opened.done() or opened.cancelled():
             raise SessionClosedError("the run is ending: it begins no more episodes")
         key = opened.result()

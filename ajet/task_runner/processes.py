@@ -258,12 +258,17 @@ class _AttemptInProcess:
         self._has_answered = False
 
     async def result(self) -> WorkflowResult:
+        try:
+            task = self._task.model_dump_json(exclude={"gym_env"}).encode()
+        except ValueError as error:
+            failure = Failure("TaskDataError", f"the task can't be sent to a process: {error}")
+            return WorkflowResult(failure=failure, failed_in="workflow", bug=True)
         worker = self._worker
         reader, writer = await worker.streams()
         phase: Literal["isolation", "workflow", "judge"] = "isolation"
         raised = False
         try:
-            writer.write(self._task.model_dump_json(exclude={"gym_env"}).encode() + b"\n")
+            writer.write(task + b"\n")
             while line := await reader.readline():
                 message = json.loads(line)
                 if "result" in message:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from ajet.config import make_config
 from ajet.config.contradictions import contradictions
 from ajet.environment.environment import EnvironmentSettings
-from ajet.task_runner.environments import environment_settings
+from ajet.schema.task import Task, WorkflowTask
+from ajet.task_runner.environments import enter, environment_settings
 
 SERVICE = {
     "task_reader.type": "env_service",
@@ -38,3 +41,17 @@ def test_the_environment_needs_a_place_unless_the_tasks_come_from_a_service() ->
     assert not list(contradictions(make_config({**SERVICE, **alone}).ajet, "local"))
     (found,) = contradictions(make_config(alone).ajet, "local")
     assert "neither a `source`" in found.what
+
+
+def test_a_tasks_metadata_stay_what_its_reader_made_them() -> None:
+    class Leased:
+        observation: ClassVar[list[dict[str, str]]] = [{"role": "user", "content": "go"}]
+
+        def open(self) -> None: ...
+
+    record = Task(main_query="a model of its own")
+    work = WorkflowTask(task=Task(metadata={"record": record}))
+    leased: Any = Leased()
+    enter(leased, work)
+    assert (work.task.main_query, work.task.init_messages) == ("go", Leased.observation)
+    assert work.task.metadata["record"] is record

@@ -346,6 +346,16 @@ def test_code_that_cannot_be_imported_is_refused_by_name(tmp_path: Path) -> None
     play(tmp_path, scene, workflow="Agnt")
 
 
+def test_a_task_that_is_no_json_is_named(tmp_path: Path) -> None:
+    async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
+        episode = await episode_of(runner, "where", thing=Path)
+        assert (episode.status, episode.attempts) == (EpisodeStatus.WORKFLOW_ERROR, 1)
+        assert episode.failure is not None
+        assert episode.failure.message.startswith("the task can't be sent to a process: Unable to serialize")
+
+    play(tmp_path, scene)
+
+
 @pytest.mark.slow
 def test_a_fork_server_that_dies_is_replaced(tmp_path: Path) -> None:
     async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:

@@ -19,6 +19,7 @@ from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge, GroupJudge, JudgedEpisode, Later
+from ajet.task_runner.attempt import WorkflowAttempt
 from ajet.task_runner.endings import LateJudge
 from ajet.task_runner.external_episodes import KEY_VARIABLE, ExternalEpisodes, ExternalRunner, service_key
 from ajet.task_runner.pool import RolloutPool
@@ -267,6 +268,33 @@ def test_as_many_as_the_pool_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         await service.begin()
 
     play(scene, monkeypatch, rollout__max_env_worker=3)
+
+
+def test_a_program_that_leaves_before_it_has_a_key_leaves_no_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the tokenizer less long than that takes, and asks again."""
+
+    async def scene(service: Service) -> None:
+        loaded = asyncio.Event()
+        sessions = service.external._attempts.sessions
+        open_session = sessions.open_session
+
+        async def slowly(attempt: WorkflowAttempt) -> Any:
+            await loaded.wait()
+            return await open_session(attempt)
+
+        monkeypatch.setattr(sessions, "open_session", slowly)
+        for _ in range(3):
+            with pytest.raises(httpx.ReadTimeout):
+                await service.http.post(
+                    f"{service.base_url}/episodes", json={}, headers={"authorization": f"Bearer {KEY}"}, timeout=0.1
+                )
+        loaded.set()
+        assert (await service.end(await service.begin(), reward=1)).status_code == 200
+        while service.external._running:
+            await asyncio.sleep(0.01)
+        assert [one.reward for one in service.ended] == [1.0]
+
+    play(scene, monkeypatch)
 
 
 def test_an_episode_ends_once_whoever_says_so_first(monkeypatch: pytest.MonkeyPatch) -> None:
