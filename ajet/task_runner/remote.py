@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import secrets
 import sys
 import uuid
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 
 from ajet.schema.episode import EnvironmentRecord, Failure
 from ajet.schema.errors import RewardError
+from ajet.schema.printable import is_secret_key, is_secret_variable
 from ajet.schema.task import WorkflowTask
 from ajet.store.context import StoreCaller
 from ajet.store.database_store import memory_store
@@ -45,8 +45,6 @@ OPEN = "open"
 """The extension of the store by which a runner gets access to the model."""
 REMIND_S = 30.0
 """How often a run without runners says what it waits for."""
-SECRET = re.compile(r"(^|_)(api_key|password|secret|token)$")
-"""Names of settings that runners don't get."""
 ANY_HOST = ("0.0.0.0", "::")
 
 
@@ -232,8 +230,19 @@ def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
-def _without_keys(value: Any) -> Any:
-    """A config as runners get it: they are given no key but their episode's."""
+def _without_keys(value: Any, leave_out: bool = False) -> Any:
+    """A config as runners get it: they are given no key but their episode's.
+
+    In the user's own blocks a key is None; in `ajet` it is left out, since `env`, for example, holds texts alone.
+    """
     if isinstance(value, dict):
-        return {name: None if SECRET.search(name) else _without_keys(inner) for name, inner in value.items()}
-    return [_without_keys(inner) for inner in value] if isinstance(value, list) else value
+        return {
+            name: None if _is_key(name) else _without_keys(inner, leave_out or name == "ajet")
+            for name, inner in value.items()
+            if not (leave_out and _is_key(name))
+        }
+    return [_without_keys(inner, leave_out) for inner in value] if isinstance(value, list) else value
+
+
+def _is_key(name: str) -> bool:
+    return is_secret_key(name) or (name.isupper() and is_secret_variable(name))

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from ajet.cli.main import main
-from ajet.config import make_config
+from ajet.config import Config, make_config
 from ajet.config.contradictions import contradictions
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import EngineError
@@ -29,7 +29,7 @@ from ajet.store.database_store import memory_store
 from ajet.store.requests import Role, StoreError
 from ajet.store.server import StoreServer, issue
 from ajet.task_judge.base_judge import load_judge
-from ajet.task_runner.remote import KEY_VARIABLE, RemoteRunner
+from ajet.task_runner.remote import KEY_VARIABLE, RemoteRunner, _without_keys
 from ajet.task_runner.runner import TaskRunner
 from support.ports import free_port
 from support.runner_fakes import LineEngine, SmallProvider
@@ -180,6 +180,19 @@ def test_a_runner_elsewhere_runs_episodes(tmp_path: Path, monkeypatch: pytest.Mo
         assert (overflow.status, overflow.reward) == (EpisodeStatus.TRUNCATED, -0.5)
 
     play(tmp_path, scene, monkeypatch)
+
+
+def test_a_runner_gets_a_config_that_it_can_read_without_keys() -> None:
+    env = {"DB_PASSWORD": "hidden-1", "db_token": "hidden-2", "OPENAI_KEY": "hidden-3", "PLAIN": "shown"}
+    config = make_config(
+        {"helper.api_key": "hidden-4", "services": {"db": {"command": "serve", "env": env}}},
+        mine={"accessToken": "hidden-5", "prompt_key": "question"},
+    )
+    given = Config.model_validate(_without_keys(config.model_dump(mode="json")))
+    assert "hidden" not in given.model_dump_json()
+    assert (given.ajet.services["db"].env, given.ajet.helper.api_key) == ({"PLAIN": "shown"}, None)
+    mine: Any = given.mine  # type: ignore[attr-defined]
+    assert (mine.accessToken, mine.prompt_key) == (None, "question")
 
 
 @pytest.mark.slow
