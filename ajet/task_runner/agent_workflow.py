@@ -35,17 +35,13 @@ class EnvironmentWorld:
     """See `ajet.agents.run.World`."""
 
     def __init__(self, environment: LeasedEnvironment, task: Task, tools: Sequence[Mapping[str, Any]]) -> None:
+        """`tools`: those that the environment offers, or its service describes."""
         self._environment = environment
         self.tools = tools
         seen = observation_messages(environment.observation)
         # a task without messages of its own has been given the observation already
         said = list(task.init_messages) == seen
         self.beginning = "" if said else "\n\n".join(filter(None, map(observation_text, seen)))
-
-    @classmethod
-    async def of(cls, environment: LeasedEnvironment, task: Task) -> EnvironmentWorld:
-        """With the tools that the environment offers, or its service describes."""
-        return cls(environment, task, await environment.atools())
 
     async def act(self, action: str | Mapping[str, Any]) -> WorldStep:
         given = {"role": "assistant", "content": action} if isinstance(action, str) else dict(action)
@@ -108,7 +104,9 @@ class AgentWorkflow(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
         environment = workflow_task.gym_env
-        world = None if environment is None else await EnvironmentWorld.of(environment, workflow_task.task)
+        world = None
+        if environment is not None:
+            world = EnvironmentWorld(environment, workflow_task.task, await environment.atools())
         trajectory = await self.agent.run_trajectory(
             workflow_task.task,
             tuner.as_model_function(agent_name=self.agent.name),

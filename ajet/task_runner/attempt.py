@@ -47,10 +47,9 @@ class EmittedSpans:
 
     def begin(self, tuner: Any, workflow_task: WorkflowTask) -> None:
         """The tuner is there: it says where spans go."""
-        if hasattr(tuner, "span_sink"):
-            self._sink = tuner.span_sink()
-            episode_id = workflow_task.episode_uuid or "episode"
-            self._recording = Recording(self._sink.add, episode_id, episode_id.partition(".")[0])
+        self._sink = tuner.span_sink()
+        episode_id = workflow_task.episode_uuid or "episode"
+        self._recording = Recording(self._sink.add, episode_id, episode_id.partition(".")[0])
 
     @contextmanager
     def recorded(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.protocol import MODEL_PREFIX, Caller, agent_key
@@ -36,13 +36,12 @@ __all__ = ["AjetTuner", "BaseUrlAndKey", "Connection", "HelperModel"]
 __getattr__ = lazily(__name__, {"agentscope_model": "clients", "rehearse": "clients"})
 
 
-class SpanSink:
+class SpanSink(NamedTuple):
     """Takes finished spans, from any thread."""
 
-    def __init__(self, add: Callable[[Span], None], flush: Callable[[], object]) -> None:
-        self.add = add
-        self.flush = flush
-        """Wait, with a time limit, until all added spans have arrived."""
+    add: Callable[[Span], None]
+    flush: Callable[[], object]
+    """Wait, with a time limit, until all added spans have arrived."""
 
     @classmethod
     def to_session(cls, session: EpisodeSession, loop: asyncio.AbstractEventLoop) -> SpanSink:
