@@ -341,9 +341,10 @@ def test_an_episode_begins_when_a_runner_can_take_it(tmp_path: Path, monkeypatch
             file.with_suffix(".go").touch()
         ends = await asyncio.gather(*playing)
         assert {one.status for one in ends} == {EpisodeStatus.COMPLETED}
-        waiting = asyncio.create_task(episode(runner, "slow", tmp_path / "never", stop=stop))
         started.programs[0].send_signal(signal.SIGTERM)
         await asyncio.to_thread(started.programs[0].wait)
+        waiting = asyncio.create_task(episode(runner, "slow", tmp_path / "never", stop=stop))
+        await asyncio.sleep(0.1)
         stop.set()
         assert (await waiting).status is EpisodeStatus.CANCELLED
 
