@@ -267,7 +267,7 @@ def chat_reply(content: Mapping[str, Any]) -> ChatReply:
     if choice.message.tool_calls:
         message["tool_calls"] = choice.message.tool_calls
     is_cut = choice.finish_reason == "length"
-    finish: ReplyFinish = "tool_calls" if choice.message.tool_calls else "length" if is_cut else "stop"
+    finish: ReplyFinish = "length" if is_cut else "tool_calls" if choice.message.tool_calls else "stop"
     empty = Completion([], [], "length" if is_cut else "stop")
     usage = answer.usage or _ChatUsage()
     counted = (usage.prompt_tokens, usage.completion_tokens)

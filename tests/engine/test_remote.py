@@ -245,6 +245,11 @@ def chat_only(path: str, body: dict[str, Any], key: str) -> Answer:
     return 200, {}, {"id": "x", "choices": [{"message": message, "finish_reason": "stop"}]}
 
 
+def _cut_short(status: int, headers: dict[str, str], content: Any) -> Answer:
+    content["choices"][0]["finish_reason"] = "length"
+    return status, headers, content
+
+
 def test_a_server_without_token_ids_can_be_talked_to_but_not_trained(server: Server) -> None:
     server.handle = chat_only
 
@@ -261,6 +266,9 @@ def test_a_server_without_token_ids_can_be_talked_to_but_not_trained(server: Ser
         tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
         reply = await engine.reply(ChatRequest([{"role": "user", "content": "?"}], tools=[tool]))
         assert reply.finish_reason == "tool_calls"
+        server.handle = lambda path, body, key: _cut_short(*chat_only(path, body, key))
+        reply = await engine.reply(ChatRequest([{"role": "user", "content": "?"}], tools=[tool]))
+        assert (reply.finish_reason, reply.completion.finish_reason) == ("length", "length")
         assert set(server.seen[-1][1]) == {"model", "messages", "tools", "tool_choice", "temperature", "top_p"}
         await engine.aclose()
         with pytest.raises(EngineError, match="closed"):

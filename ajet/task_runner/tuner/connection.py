@@ -366,8 +366,8 @@ def _transports(httpx: Any) -> tuple[type, type, type]:
         async def handle_async_request(self, request: Any) -> Any:
             loop = asyncio.get_running_loop()
             if loop not in self._clients:
-                for closed in [one for one in self._clients if one.is_closed()]:
-                    del self._clients[closed]
+                for closed in [one for one in list(self._clients) if one.is_closed()]:  # other threads add theirs
+                    self._clients.pop(closed, None)
                 self._clients[loop] = self._new_client()
             return await self._clients[loop].send(request, stream=True)
 
