@@ -32,7 +32,8 @@ from ajet.task_judge.base_judge import (
     validate_rewards,
 )
 from ajet.task_runner.attempt import EarlyEnding, EndedEarly, WorkflowResult
-from ajet.task_runner.results import WorkflowInterrupted, called, describe, judge_result
+from ajet.task_runner.results import called, describe, judge_result
+from ajet.task_runner.thread_control import WorkflowInterrupted
 from ajet.task_runner.threads import EpisodeThreads
 
 if TYPE_CHECKING:

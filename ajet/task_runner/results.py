@@ -37,8 +37,8 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, validate_reward
 from ajet.task_runner.attempt import AskEnding, EarlyEnding, EmittedSpans, WorkflowResult, finite_rewards, plain, shown
 from ajet.task_runner.environments import LeasedSandbox, enter
+from ajet.task_runner.thread_control import WorkflowInterrupted, call_off_loop
 from ajet.task_runner.thread_control import __file__ as THREAD_CONTROL_FILE
-from ajet.task_runner.thread_control import call_off_loop
 from ajet.task_runner.workflow import Workflow
 
 log = logging.getLogger(__name__)
@@ -49,11 +49,6 @@ OpenTuner = Callable[[list[str] | None], Awaitable[Any]]
 MOST_MESSAGE_CHARACTERS = 20_000
 MOST_ERROR_CHARACTERS = 200_000
 """The limit for a traceback."""
-
-
-class WorkflowInterrupted(BaseException):
-    """Raised inside user code that is still running after its episode ended. Not an `Exception`, so that user code
-    doesn't handle it."""
 
 
 async def run_workflow(

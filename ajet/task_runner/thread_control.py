@@ -35,6 +35,11 @@ from weakref import WeakSet
 CLOSED = "Event loop is closed"
 
 
+class WorkflowInterrupted(BaseException):
+    """Raised inside user code that is still running after its episode ended. Not an `Exception`, so that user code
+    doesn't handle it."""
+
+
 async def close_connections() -> None:
     """Close what is still connected on the running loop."""
     loop = asyncio.get_running_loop()
@@ -46,11 +51,12 @@ async def close_connections() -> None:
 
 
 class _Complaints(logging.Filter):
-    """Drops what a client says about the loop that its connections belonged to."""
+    """Drops what a client says about the loop that its connections belonged to, and what a loop says of an interruption
+    that met one of its callbacks: whoever interrupts a thread does it again."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        return not (
+        return not isinstance(error, WorkflowInterrupted) and not (
             isinstance(error, RuntimeError)
             and str(error) == CLOSED
             and record.getMessage().startswith("Task exception was never retrieved")
@@ -59,7 +65,7 @@ class _Complaints(logging.Filter):
 
 
 def drop_complaints() -> None:
-    """Drop the complaints of clients whose loop is closed, in this process."""
+    """Drop the complaints of clients whose loop is closed, and of loops that were interrupted, in this process."""
     log = logging.getLogger("asyncio")
     if not any(isinstance(one, _Complaints) for one in log.filters):
         log.addFilter(_Complaints())

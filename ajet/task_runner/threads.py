@@ -39,9 +39,10 @@ from ajet.task_runner.attempt import (
     WorkflowResult,
 )
 from ajet.task_runner.environments import EnvironmentEndings, LeasedSandbox
-from ajet.task_runner.results import WorkflowInterrupted, run_workflow
+from ajet.task_runner.results import run_workflow
 from ajet.task_runner.thread_control import (
     ROUND_S,
+    WorkflowInterrupted,
     cancel_loops,
     drop_complaints,
     end_loop,

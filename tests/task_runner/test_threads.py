@@ -19,6 +19,7 @@ from ajet.schema.errors import UserError
 from ajet.schema.user_code import load_symbol
 from ajet.task_runner.attempt import WorkflowResult
 from ajet.task_runner.environments import EnvironmentEndings
+from ajet.task_runner.thread_control import WorkflowInterrupted, drop_complaints, new_loop
 from ajet.task_runner.threads import EpisodeThread, EpisodeThreads, _AttemptInThread
 
 
@@ -175,6 +176,22 @@ async def interrupt_many() -> None:
             await asyncio.sleep(0.003)
         stuck = [thread.stack() for thread in started if thread.alive]
         assert not stuck, stuck[0]
+
+
+def test_an_interruption_that_meets_a_callback_of_the_loop_is_no_complaint(caplog: pytest.LogCaptureFixture) -> None:
+    drop_complaints()
+    loop = new_loop()
+
+    def interrupted() -> None:
+        raise WorkflowInterrupted
+
+    loop.call_soon(interrupted)
+    loop.run_until_complete(asyncio.sleep(0))
+    assert caplog.text == ""
+    loop.call_soon(lambda: 1 // 0)
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert "ZeroDivisionError" in caplog.text
 
 
 NO_MORE_FILES = """
