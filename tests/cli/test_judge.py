@@ -144,17 +144,17 @@ def test_a_judge_may_decide_at_once_about_some_rows() -> None:
 def test_ctrl_c_does_not_wait_for_a_judge_that_hangs() -> None:
     write(ROWS, "ajet: {task_judge: {judge_protocol: hangs.py->Hangs}}\n")
     Path("hangs.py").write_text(
-        "import time\nfrom ajet.task_judge.base_judge import BaseJudge\n\n"
+        "import os, time\nfrom ajet.task_judge.base_judge import BaseJudge\n\n"
         "class Hangs(BaseJudge):\n"
         "    def compute_reward(self, task, output):\n"
-        "        print('asked', flush=True)\n"
+        "        os.write(1, b'asked\\n')  # as one line: all rows are judged at once\n"
         "        time.sleep(600)\n"
     )
     command = [sys.executable, "-m", "ajet", "judge", "my_agent.yaml", "--scores", "scored.jsonl"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as judging:
-        assert judging.stdout is not None and judging.stdout.readline() == "asked\n"
-        judging.send_signal(signal.SIGINT)
         try:
+            assert judging.stdout is not None and judging.stdout.readline() == "asked\n"
+            judging.send_signal(signal.SIGINT)
             assert judging.wait(30) == 130
         finally:
             judging.kill()
