@@ -78,6 +78,7 @@ ADVICE = {
     errno.EPERM: "choose a place that you may use, or change its permissions",
     errno.ENOSPC: "make room, or choose a place on another disk",
     errno.EDQUOT: "make room, or choose a place on another disk",
+    errno.EMFILE: "let fewer episodes run at once (rollout.max_env_worker), or raise the limit (`ulimit -n`)",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOTDIR: "one of these folders is a file: choose another place",
     errno.EISDIR: "this is a folder: name a file",
@@ -96,6 +97,8 @@ def place_advice(error: BaseException, else_in: Path | None = None) -> str | Non
     found = error.filename
     if found is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
         found = else_in or "a disk is full"
+    if found is None and error.errno == errno.EMFILE:
+        found = "this process"
     if found is None:
         return None
     place = os.fsdecode(found) if isinstance(found, str | bytes) else str(found)

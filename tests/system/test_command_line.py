@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli.main import COMMANDS, main
+from ajet.system.command_line import place_advice
 
 JSON_COMMANDS = {
     "a run": ["--json", "--conf", "no-such.yaml"],
@@ -54,3 +56,9 @@ def test_a_command_may_open_more_files_than_the_system_lets_programs_open_at_fir
     ended = subprocess.run([sys.executable, "-c", FEW_FILES], capture_output=True, text=True, timeout=60)
     wanted, soft = ended.stdout.split()
     assert soft == wanted, ended.stderr
+
+
+def test_what_to_do_at_the_limit_of_open_files() -> None:
+    advice = place_advice(OSError(errno.EMFILE, "Too many open files"))
+    assert advice is not None and advice.startswith("this process: Too many open files\n")
+    assert "rollout.max_env_worker" in advice

@@ -37,6 +37,7 @@ def test_two_launchers_may_remove_the_same_folders(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(psutil, "pid_exists", other_is_faster)
     remove_abandoned(tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_the_newest_weights_take_the_place_of_older_ones(tmp_path: Path) -> None:
