@@ -235,6 +235,7 @@ def play(
 
         if wanting:
             with Runtime(wanting[0].config, on_episode=ended) as runtime:
+                runtime.engine_ready()  # the time that it takes to load is no episode's
                 for cell in wanting:
                     current[:] = [cell]
                     if (record := records[id(cell)]) is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import ajet
 from ajet import Workflow, WorkflowOutput
 from ajet.backbone.evaluation import Evaluation, EvaluationCell, fingerprint, model_keys
 from ajet.config import make_config
+from ajet.engine.remote import RemoteEngine
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from support.http_server import Answer, Server
@@ -60,6 +63,23 @@ def test_a_result_is_typed(hosted: Server) -> None:
     json.dumps(found.as_json())
     gain = found.gain_over(found)
     assert gain is not None and (gain.value, gain.p) == (0, 1)
+
+
+def test_the_time_that_a_model_takes_to_load_is_no_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ready = RemoteEngine.ready
+
+    async def slow(engine: RemoteEngine) -> None:
+        if time.monotonic() < loaded:
+            await asyncio.sleep(loaded - time.monotonic())
+        await ready(engine)
+
+    monkeypatch.setattr(RemoteEngine, "ready", slow)
+    loaded = time.monotonic() + 3.0
+    server = Server(lambda _path, body, _key: reply("1") if "messages" in body else (404, {}, {}))
+    limited = {**SMALL, "rollout": {**SMALL["rollout"], "episode_timeout": 2.0}}
+    found = ajet.evaluate(Asks, TASKS[:2], f"one@{server.url}", config=limited, repeats=1)
+    assert found.failures == {} and found.seconds < 2.0
 
 
 def test_a_kept_evaluation_is_not_played_again(hosted: Server, tmp_path: Path) -> None:

@@ -276,6 +276,7 @@ class PromptRun:
         try:
             with self.progress, self.runtime:
                 search = self._search()
+                self.runtime.engine_ready()  # the time that it takes to load is no episode's
                 self.recorder.use_tokenizer(self.runtime.model().tokenizer)
                 self.runtime.run(self._tune(search))
                 comparison = self.runtime.run(self._confirm(search))
