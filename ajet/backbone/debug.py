@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from concurrent.futures import wait
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.failures import ModelCallWatch, warn_of
 from ajet.backbone.metrics import episode_metrics, is_success, played
 from ajet.context_tracker import describe_reasons
 from ajet.observe.episode_codec import conversation
+from ajet.observe.progress import still_open
 from ajet.observe.progress_state import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.chat import Message, plain_text
@@ -49,6 +50,12 @@ class View:
     def __init__(self) -> None:
         self.episodes: list[Episode] = []
         self._lock = threading.Lock()
+        self._stdout = sys.stdout
+
+    @property
+    def out(self) -> IO[str]:
+        """Standard output, even while a workflow has put another stream in its place."""
+        return still_open(self._stdout)
 
     def started(self, tasks: int, parallel: int) -> None:
         """The workflow is imported and episodes begin."""
@@ -79,10 +86,12 @@ class JsonView(View):
     """One JSON object per episode, on standard output."""
 
     def show(self, episode: Episode, query: str) -> None:
-        print(json.dumps({"event": "episode", "query": query, **facts(episode), "calls": calls(episode)}))
+        shown = {"event": "episode", "query": query, **facts(episode), "calls": calls(episode)}
+        print(json.dumps(shown), file=self.out)
 
     def close(self, folder: Path) -> None:
-        print(json.dumps({"event": "ended", "episodes": len(self.episodes), "folder": str(folder)}), flush=True)
+        shown = {"event": "ended", "episodes": len(self.episodes), "folder": str(folder)}
+        print(json.dumps(shown), file=self.out, flush=True)
 
 
 class EpisodeView(View):
@@ -107,6 +116,7 @@ class EpisodeView(View):
         self._line(f"{tasks} task{'s' * (tasks != 1)}, one episode each, {pace}", "dim")
 
     def show(self, episode: Episode, query: str) -> None:
+        self._console.file = self.out
         number = f"{len(self.episodes)}/{self._total}"
         self._line(f"\n── episode {number} · task {episode.task_id} " + "─" * 30, "bold")
         if query:
@@ -151,6 +161,7 @@ class EpisodeView(View):
             self._line(f"     → {name}({shortened(arguments, 200)})", "cyan")
 
     def close(self, folder: Path) -> None:
+        self._console.file = self.out
         if self.episodes:
             self._console.print()
             self._console.print(self._table())

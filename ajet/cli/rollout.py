@@ -299,6 +299,7 @@ async def _rollout(
     arguments: Namespace, agent: Agent, tasks: list[Task], judge: Judge, sandbox: SandboxSettings | None
 ) -> int:
     from ajet.agents.batch import Batch, Prices, demonstrations, run_batch
+    from ajet.task_runner.threads import ProcessState
 
     arguments.out.mkdir(parents=True, exist_ok=True)
     counts = EpisodeCounts(total=len(tasks) * arguments.n)
@@ -318,11 +319,15 @@ async def _rollout(
                 on_end=ended,
                 sandbox=sandbox,
             )
+            state = ProcessState()
+            state.note_streams()
             try:
                 trajectories = await run_batch(batch)
             except asyncio.CancelledError:
                 print(f"interrupted; the same command goes on from {arguments.out}", file=sys.stderr)
                 raise
+            finally:
+                state.restore_streams()
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in demonstrations(trajectories)]
     (arguments.out / DEMONSTRATIONS).write_text("".join(lines), encoding="utf-8", errors="replace")
     _report(arguments, trajectories, len(lines))

@@ -156,7 +156,7 @@ class Progress:
         self.close()
 
 
-def _open(stream: IO[str]) -> IO[str]:
+def still_open(stream: IO[str]) -> IO[str]:
     """This stream, or standard output as it is now, if a workflow has closed it."""
     return sys.stdout if stream.closed else stream
 
@@ -170,7 +170,7 @@ class PlainDisplay(Display):
 
     def _line(self, text: str) -> None:
         self._last_line = time.monotonic()
-        print(printable(text), file=_open(self._stream), flush=True)
+        print(printable(text), file=still_open(self._stream), flush=True)
 
     def started(self, state: ProgressState) -> None:
         plural = "" if state.total_steps == 1 else "s"
@@ -215,7 +215,11 @@ class JsonDisplay(Display):
         self._stream = stream
 
     def _write(self, **fields: object) -> None:
-        print(json.dumps({"time": round(time.time(), 3), **fields}, default=str), file=_open(self._stream), flush=True)
+        print(
+            json.dumps({"time": round(time.time(), 3), **fields}, default=str),
+            file=still_open(self._stream),
+            flush=True,
+        )
 
     def started(self, state: ProgressState) -> None:
         self._write(

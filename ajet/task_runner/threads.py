@@ -299,6 +299,8 @@ class EpisodeThreads:
                 "ajet.task_runner.wrapper_type: multi-processing, which runs each workflow in a process that can be "
                 f"killed, or find out why they hang. The last one is here:\n{condensed(lost[-1].stack())}"
             )
+        if not self._started:
+            self.process_state.note_streams()
         self._started += 1
         thread = EpisodeThread(work, f"ajet-episode-{self._started}")
         thread.start()
@@ -343,6 +345,7 @@ class EpisodeThreads:
                 "workflow threads that can't be interrupted are left behind: %d%s",
                 *(len(alive), at_user_line(alive[-1].stack())),
             )
+        self.process_state.restore_streams()
 
     def _outlived(self) -> list[EpisodeThread[Any]]:
         return [thread for thread in self._released if thread.alive]
@@ -382,6 +385,18 @@ class ProcessState:
         self._timeout = socket.getdefaulttimeout()
         self._recursion = sys.getrecursionlimit()
         self._disabled = logging.root.manager.disable
+        self._streams: dict[str, Any] = {}
+        self._warned = False
+
+    def note_streams(self) -> None:
+        """Called when the first episode begins: a live display has its own streams in place by then."""
+        self._streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+
+    def restore_streams(self) -> None:
+        """Put back the streams that a workflow replaced: no other captures any more what its own code prints."""
+        self._warn_of_streams()
+        for name, stream in self._streams.items():
+            setattr(sys, name, stream)
 
     def restore(self, name: str) -> list[str]:
         """Put back what has changed. `name`: of the thread whose episode has just ended. Returns what it was."""
@@ -391,7 +406,11 @@ class ProcessState:
             changed.append(f"the working directory (to {folder or 'one that is gone'})")
         for stream, descriptor in (("stdout", 1), ("stderr", 2)):
             if getattr(getattr(sys, stream), "closed", False):
-                setattr(sys, stream, open(descriptor, "w", encoding="utf-8", errors="replace", closefd=False))  # noqa: SIM115
+                ours = self._streams.get(stream)
+                if ours is None or ours.closed:
+                    ours = open(descriptor, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+                setattr(sys, stream, ours)
+                self._streams[stream] = ours
                 changed.append(f"sys.{stream} (closed)")
         if (timeout := socket.getdefaulttimeout()) != self._timeout:
             socket.setdefaulttimeout(self._timeout)
@@ -410,7 +429,18 @@ class ProcessState:
                 name,
                 ISOLATION,
             )
+        self._warn_of_streams()
         return changed
+
+    def _warn_of_streams(self) -> None:
+        replaced = [f"sys.{name}" for name, stream in self._streams.items() if getattr(sys, name) is not stream]
+        if replaced and not self._warned:
+            self._warned = True
+            log.warning(
+                "user code has replaced %s, as `redirect_stdout` does. All episodes of this process share it, so one "
+                "may read what another printed; %s",
+                *(" and ".join(replaced), ISOLATION),
+            )
 
 
 def _working_folder() -> str | None:

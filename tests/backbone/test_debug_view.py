@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ajet.backbone.debug import EpisodeView
+from ajet.backbone.debug import EpisodeView, JsonView, View
 from ajet.schema.episode import Call, CallTree, Episode, EpisodeStatus, Failure, Fork, Ledger
 
 USER = {"role": "user", "content": "Say hello"}
@@ -50,6 +53,20 @@ def test_turns_tool_calls_reward_and_status(capsys: pytest.CaptureFixture[str]) 
     ):
         assert expected in text
     assert "\x1b[31m" not in text
+
+
+@pytest.mark.parametrize("kind", [JsonView, lambda: EpisodeView(1.0)])
+def test_episodes_are_shown_while_a_workflow_captures_standard_output(
+    kind: Callable[[], View], capsys: pytest.CaptureFixture[str]
+) -> None:
+    view = kind()
+    captured = io.StringIO()
+    with contextlib.redirect_stdout(captured):
+        view.episode(Episode("e", "task-1", EpisodeStatus.COMPLETED, CallTree(calls=[]), Ledger(), reward=1.0), "Say")
+        view.close(Path("folder"))
+    assert not captured.getvalue()
+    said = capsys.readouterr().out
+    assert "task-1" in said and "folder" in said
 
 
 def test_an_id_made_from_the_content_fits_a_line(capsys: pytest.CaptureFixture[str]) -> None:

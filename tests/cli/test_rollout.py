@@ -73,6 +73,35 @@ def test_a_batch_against_a_server(folder: Path, capsys: pytest.CaptureFixture[st
     assert len(episodes) == 2 and all(episode.tree.trained_tokens for episode in episodes)
 
 
+REPL = """
+import contextlib, io, time
+from ajet.agents.tools import tool
+
+@tool
+def calculator(expression: str) -> str:
+    'Computes.'
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        time.sleep(0.2)
+        print(eval(expression))
+        time.sleep(0.2 * len(expression))
+    return said.getvalue()
+"""
+
+
+def test_tools_that_capture_standard_output_do_not_take_the_report(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one that began first ends first, and so the other puts back what that one had put there."""
+    (folder / "mine.py").write_text(REPL)
+    tasks = [{"id": str(n), "question": f"What is {'1*' * n}1?", "answer": "1"} for n in range(4)]
+    Path("tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    server = Server(answer)
+    before = sys.stdout
+    assert rollout("--model", server.url, "--model-name", "m", "tools=[mine.py->calculator]") == 0
+    assert sys.stdout is before
+    assert "to look at them: ajet view out" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("more", "named"),
     [

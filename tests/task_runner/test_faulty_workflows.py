@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
+import io
 import itertools
 import json
 import logging
@@ -283,6 +285,33 @@ def test_what_all_threads_share_is_put_back_and_named(
     asyncio.run(run())
     assert CHANGES[change][1] in caplog.text and "ajet-episode-1" in caplog.text
     assert logging.root.manager.disable == 0
+
+
+class Capturing(Workflow):
+    """The first to enter is the first to leave, so that the second puts back what the first had put there."""
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        number = int(workflow_task.task_id)
+        await asyncio.sleep(0.1 * number)
+        with contextlib.redirect_stdout(io.StringIO()):
+            await asyncio.sleep(0.3)
+        return WorkflowOutput(reward=1.0)
+
+
+def test_standard_output_that_workflows_leave_replaced_is_put_back_in_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = sys.stdout
+
+    async def run() -> None:
+        runner = runner_of(Capturing)
+        episodes = await asyncio.gather(episode_of(runner, "0"), episode_of(runner, "1"))
+        assert [one.reward for one in episodes] == [1.0, 1.0] and sys.stdout is not before
+        await runner.attempts.aclose()
+
+    asyncio.run(run())
+    assert sys.stdout is before
+    assert caplog.text.count("user code has replaced sys.stdout") == 1
 
 
 def test_numbers_and_names_are_kept_as_they_are() -> None:
