@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -95,7 +96,7 @@ TOO_MUCH = "(left out: more than is kept)"
 
 
 def plain(value: Any) -> Any:
-    """A copy of nested mappings and lists in which nothing is too deep, too many or too long."""
+    """A copy of nested mappings and lists in which nothing is too deep, too many or too long. Arrays become lists."""
     return _Copy().of(value, MOST_LEVELS)
 
 
@@ -117,6 +118,8 @@ class _Copy:
             return {self._key(key): self.of(item, levels - 1) for key, item in list(value.items())[:MOST_VALUES]}
         if isinstance(value, list | tuple | set | frozenset):
             return [self.of(item, levels - 1) for item in list(value)[:MOST_VALUES]]
+        if hasattr(value, "tolist") and hasattr(value, "shape"):  # of numpy or torch
+            return self.of(value.tolist(), levels) if math.prod(value.shape) <= self._left + 1 else TOO_MUCH
         return value if _can_be_shown(value) else f"(an object of type {type(value).__name__})"
 
     def _key(self, key: Any) -> str:

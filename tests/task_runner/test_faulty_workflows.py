@@ -23,6 +23,7 @@ from ajet.observe.logs import Masker
 from ajet.observe.metrics import aggregate_log_metrics
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.task import Task, WorkflowTask
+from ajet.task_runner.attempt import TOO_MUCH, WorkflowResult, plain
 from support.runner_fakes import runner_of
 
 
@@ -316,7 +317,15 @@ def test_standard_output_that_workflows_leave_replaced_is_put_back_in_the_end(
 
 def test_numbers_and_names_are_kept_as_they_are() -> None:
     kept = {"a": [1, 2.5, None, True, {"b": "text"}], "c": json.loads("[1]")}
-    from ajet.task_runner.attempt import plain
-
     assert plain(kept) == kept
     assert list(itertools.islice(plain({"x": cyclic()})["x"], 1)) == ["self"]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_arrays_become_lists_so_that_their_numbers_reach_a_metric_from_any_process(kind: str) -> None:
+    library = pytest.importorskip(kind)
+    array = library.asarray([1.0, 2.5])
+    kept = plain({"a": array, "scalar": array.mean(), "many": library.zeros((400, 300)), "none": library.zeros((0,))})
+    assert kept == {"a": [1.0, 2.5], "scalar": 1.75, "many": TOO_MUCH, "none": []}
+    metrics = aggregate_log_metrics([WorkflowResult.from_json(WorkflowResult(log_metrics=kept).to_json()).log_metrics])
+    assert metrics == {"user/a": 1.75, "user/a/min": 1.0, "user/a/max": 2.5, "user/scalar": 1.75}
