@@ -122,6 +122,8 @@ class _AttemptRun:
         """Why no session can ever be opened."""
         self._timeout_s = runner.timeout_s
         self._started = time.monotonic()
+        self._task = attempt.workflow_task.model_copy()
+        """As it was given: the workflow may change its own."""
 
     async def run(self) -> tuple[Episode, Ending]:
         rules = self._runner.rules
@@ -212,7 +214,7 @@ class _AttemptRun:
         }
         if self._session is not None:
             timings["model"] = sum(call.seconds for call in calls.tree.calls)
-        task = self._attempt.workflow_task
+        task = self._task
         return Episode(
             episode_id=self._attempt.episode_id,
             task_id=task.task_id,

@@ -152,15 +152,19 @@ def test_what_a_workflow_writes_into_its_task_stays_there() -> None:
         task.init_messages.append({"role": "assistant", "content": "a reply"})
         task.init_messages[0]["content"] += "!"
         task.metadata["notes"]["seen"] = True
+        workflow_task.task_id = workflow_task.task_tag = "another"
+        workflow_task.task_thread_index = 7
         return WorkflowOutput(reward=len(task.init_messages))
 
     task = Task(task_id="t", init_messages=[{"role": "user", "content": "hi"}], metadata={"notes": {}})
 
     async def twice() -> list[Any]:
         runner = runner_of(workflow_that(act), "")
-        return [await runner.run(WorkflowTask(task=task)) for _ in range(2)]
+        return [await runner.run(WorkflowTask(task=task, task_id="t", task_thread_index=n)) for n in range(2)]
 
-    assert [episode.reward for episode in asyncio.run(twice())] == [2.0, 2.0]
+    episodes = asyncio.run(twice())
+    assert [episode.reward for episode in episodes] == [2.0, 2.0]
+    assert [(one.task_id, one.tag, one.repeat) for one in episodes] == [("t", "", 0), ("t", "", 1)]
     assert (task.init_messages, task.metadata) == ([{"role": "user", "content": "hi"}], {"notes": {}})
 
 
