@@ -340,6 +340,9 @@ SHOWN = 80
 def message_of(error: BaseException) -> str:
     """The message, with what to change. Of Pydantic's list of problems, the first with its field and reason."""
     said = _of_pydantic(error) if isinstance(error, ValidationError) else str(error) or repr(error)
+    if isinstance(error, BaseExceptionGroup):
+        first = next(_members(error))
+        return f"{said}: {type(first).__name__}: {message_of(first)}"
     fix = fix_for(error)
     if not fix:
         return said
@@ -354,7 +357,10 @@ def fix_for(error: BaseException) -> str:
         return "write `await` before the call" if any(map(inspect.isawaitable, given)) else ""
     if other := written_for_another_agentscope(error):
         return other
-    said = str(error)
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001 - user code: an error without a message
+        return ""
     if isinstance(error, RuntimeError) and any(text in said for text in LOOP_RUNS):
         return "write `await …` instead, or make it `def execute` without async"
     refused = type(error).__name__ == "AuthenticationError" and address_of(error).startswith("https:")  # a provider
@@ -364,11 +370,24 @@ def fix_for(error: BaseException) -> str:
 def is_bug(error: BaseException) -> bool:
     """Whether no reply of the model can have caused this, cut or not: a mistake in the code, or a service that is
     down."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_bug, _members(error)))
     if isinstance(error, NameError | ImportError | NotImplementedError) or fix_for(error):
         return True
     if isinstance(error, AttributeError):
         return not isinstance(error.obj, JSON_VALUES)
     return bool(address_of(error)) and any(_is_down(link) for link in error_chain(error) if hasattr(link, "request"))
+
+
+def _members(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    """The errors of a group, and of groups in it."""
+    waiting: list[BaseException] = [group]
+    while waiting:
+        error = waiting.pop()
+        if isinstance(error, BaseExceptionGroup):
+            waiting += reversed(error.exceptions)
+        else:
+            yield error
 
 
 def _is_down(error: Any) -> bool:

@@ -91,6 +91,11 @@ def test_a_mistake_is_named_with_what_to_write(
     assert re.search(fix, message_of(error).partition("\n")[0])
 
 
+def test_a_groups_message_says_what_its_first_error_was() -> None:
+    group = ExceptionGroup("unhandled errors in a TaskGroup", [ExceptionGroup("more", [KeyError("a")]), OSError("b")])
+    assert message_of(group) == "unhandled errors in a TaskGroup (2 sub-exceptions): KeyError: 'a'"
+
+
 def test_a_provider_that_refuses_the_key_is_a_client_of_the_wrong_model() -> None:
     assert "tuner.as_raw" in message_of(refused_by("https://api.openai.com/v1/chat/completions", 401))
     assert message_of(refused_by("http://127.0.0.1:80/v1", 401)) == "no"
@@ -102,6 +107,8 @@ def test_a_provider_that_refuses_the_key_is_a_client_of_the_wrong_model() -> Non
     (KeyError("answer"), False),
     (refused_by("http://127.0.0.1:80/score", 500), True),
     (refused_by("http://127.0.0.1:80/score", 401), False),
+    (ExceptionGroup("tasks", [NameError("x"), ExceptionGroup("more", [ImportError("y")])]), True),
+    (ExceptionGroup("tasks", [NameError("x"), KeyError("answer")]), False),
 ])  # fmt: skip
 def test_a_reply_may_be_to_blame_or_not(error: Exception, bug: bool) -> None:
     assert is_bug(error) is bug

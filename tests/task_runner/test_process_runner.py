@@ -42,6 +42,11 @@ class Agent(Workflow):
             ctypes.string_at(0)
         if act == "raise":
             raise KeyError("mine")
+        if act == "unspeakable":
+            class Unspeakable(Exception):
+                def __str__(self):
+                    return self.nothing
+            raise Unspeakable
         if act == "sys_exit":
             sys.exit(3)
         if act == "hang":
@@ -166,7 +171,7 @@ def is_alive(process: int) -> bool:
 def test_good_and_bad_episodes_side_by_side(tmp_path: Path, lifetime: str) -> None:
     async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         acts = ["talk", "reward", "judge", "judge_none", "judge_nan", "judge_exit"]
-        acts += ["exit", "segfault", "raise", "sys_exit", "garbage"]
+        acts += ["exit", "segfault", "raise", "unspeakable", "sys_exit", "garbage"]
         episodes = dict(zip(acts, await asyncio.gather(*(episode_of(runner, act) for act in acts)), strict=True))
         found = {act: (episode.status.value, episode.reward) for act, episode in episodes.items()}
         assert found == {
@@ -179,6 +184,7 @@ def test_good_and_bad_episodes_side_by_side(tmp_path: Path, lifetime: str) -> No
             "exit": ("workflow_error", None),
             "segfault": ("workflow_error", None),
             "raise": ("workflow_error", None),
+            "unspeakable": ("workflow_error", None),
             "sys_exit": ("workflow_error", None),
             "garbage": ("workflow_error", None),
         }
@@ -187,6 +193,7 @@ def test_good_and_bad_episodes_side_by_side(tmp_path: Path, lifetime: str) -> No
         assert messages["segfault"] == "the workflow's process was killed by SIGSEGV"
         assert messages["judge_exit"] == "the judge's process exited with code 9"
         assert messages["raise"] == "'mine'"
+        assert messages["unspeakable"] == "(its message can't be shown: AttributeError)"
         assert "unreadable" in messages["garbage"]
         segfault = episodes["segfault"].failure
         assert segfault is not None and "Segmentation fault" in segfault.traceback
