@@ -1,14 +1,16 @@
 """`MathAnswerAsJudge`, and `same_answer`, which decides whether two written answers are mathematically the same.
 
 Our rules are exact: 0.333 is not 1/3, and nothing is evaluated. Numbers are compared as fractions, however they are
-written: `1,234`, `\\frac{1}{2}`, `1 1/2`, `.5`, `50\\%`, `1.2e3`, `3\\times10^{4}`, `$12`, `90^\\circ`. Other text is
-compared without its LaTeX markup; lists, tuples and intervals part by part, sets in any order. What these rules can't
-decide goes to the library math-verify, if it is installed (`ajet.task_judge.symbolic`).
+written: `1,234`, `\\frac{1}{2}`, `1 1/2`, `½`, `50\\%`, `1.2e3`, `3\\times10^{4}`, `$12`, `90^\\circ`. A unit, or the
+variable in `x=5`, may be left out, but isn't another one: `5 km` is `5`, and not `5 m`. Other text is compared without
+its LaTeX markup; lists, tuples and intervals part by part, sets in any order. What these rules can't decide goes to the
+library math-verify, if it is installed (`ajet.task_judge.symbolic`).
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +35,10 @@ MAX_BOXES = 20
 """How many boxes are tried, starting from the last: each unclosed one costs a pass over the rest of the text."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|[^\s{}\\])")
-_ANSWER_IS = re.compile(r"(?:answer|result)\s*(?:is|=|:)\s*:?\s*([^\n]+)", re.IGNORECASE)
+_ANSWER_IS = re.compile(
+    r"(?:answer|result|答案)\**\s*(?:is|[=:：是为])\**\s*(?::\s*)?(?:(?:\$\$|\\\[)\s*)?(?=\S)", re.IGNORECASE
+)
+_NEXT_SENTENCE = re.compile(r"(?<=[\d)}\]%$*])(?:\. +(?=[A-Z])|。).*")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?![\d,])")
 _TWO_NUMBERS = re.compile(r"[\d.] [\d.]")
 _UNSIGNED = r"(?:\d+(?:\.\d*)?|\.\d+)"
@@ -41,12 +46,59 @@ _NUMBER = re.compile(rf"([+-]?)({_UNSIGNED})(?:e([+-]?\d+))?")
 _FRACTION = re.compile(rf"([+-]?)\(?([+-]?{_UNSIGNED})\)?/\(?([+-]?{_UNSIGNED})\)?")
 _MIXED = re.compile(r"([+-]?)(\d+)[ +](\d+)/(\d+)")
 _POWER = re.compile(rf"([+-]?)(?:({_UNSIGNED})\*)?10\^\(?([+-]?\d+)\)?")
-_UNIT = (
-    r"(?:degrees?|dollars?|cents?|euros?|pounds?|units?|hours?|minutes?|seconds?|days?|weeks?|months?|years?"
-    r"|inch(?:es)?|feet|foot|miles?|(?:kilo|centi|milli)?meters?|km|cm|mm|m|(?:kilo)?grams?|kg|g|lit(?:er|re)s?"
-    r"|square|cubic|per|people|points?|ways?|times)(?![a-z])"
-)
-_UNITS = re.compile(rf"(?<=[\d.)}}%])\s*{_UNIT}(?:\s+{_UNIT}){{0,3}}(?:\^\(?[23]\)?)?$")
+COUNTED = "counted"
+_UNIT_NAMES = {
+    COUNTED: r"units?|people|points?|ways?|times|个|人",
+    "°": r"degrees?|度",
+    "＄": r"dollars?|usd",
+    "¢": r"cents?",
+    "€": r"euros?|eur",
+    "£": r"pounds?",
+    "¥": r"元|yuan",
+    "am": "am",
+    "pm": "pm",
+    "second": r"seconds?|(?<=/)s|秒",
+    "minute": r"minutes?|min|分钟",
+    "hour": r"hours?|(?<=/)h|小时",
+    "day": r"days?|天",
+    "week": r"weeks?",
+    "month": r"months?",
+    "year": r"years?|岁|年",
+    "inch": r"inch(?:es)?",
+    "foot": r"feet|foot|ft",
+    "mile": r"miles?",
+    "km": r"km|kilomet(?:er|re)s?|公里|千米",
+    "cm": r"cm|centimet(?:er|re)s?|厘米",
+    "mm": r"mm|millimet(?:er|re)s?|毫米",
+    "m": r"m|met(?:er|re)s?|米",
+    "kg": r"kg|kilograms?|公斤|千克",
+    "g": r"g|grams?|克",
+    "litre": r"lit(?:er|re)s?|升",
+    "ml": r"ml|毫升",
+    "2": r"square",
+    "3": r"cubic",
+}
+"""How units are written. What is counted has no unit: it may be called anything."""
+_SPELLINGS = {name: re.compile(rf"(?<![^\W\d_])(?:{words})(?![^\W\d_])") for name, words in _UNIT_NAMES.items()}
+_UNIT = rf"(?:(?:{'|'.join(_UNIT_NAMES.values())})(?![a-z])(?:\^\(?[23]\)?)?)"
+_UNITS = re.compile(rf"(?<=[\d.)}}%])\s*{_UNIT}(?:(?:/| per | ){_UNIT}){{0,3}}$")
+_SIGNS = "°¢€£¥＄"
+"""Units of one character. The last is an escaped `$`: a plain one belongs to LaTeX."""
+_LATEX = {
+    "[\u2010-\u2015\u2212]": "-",
+    "\u2044": "/",
+    "、": ",",
+    "×": r"\\times ",
+    "·": r"\\cdot ",
+    "±": r"\\pm ",
+    "∞": r"\\infty ",
+    "π": r"\\pi ",
+    "∪": r"\\cup ",
+    "≤": r"\\le ",
+    "≥": r"\\ge ",
+    "∅": r"\\emptyset ",
+}
+"""Characters, and what LaTeX writes instead."""
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "⦃": "⦄"}
 _CLOSING = frozenset(_BRACKETS.values())
 SET = "⦃⦄"
@@ -93,7 +145,7 @@ class MathAnswerAsJudge(BaseJudge):
     def _same(self, given: str, expected: str) -> bool:
         surely = compare_answers(given, expected)
         if surely is None and self._symbolic is not None:
-            return self._symbolic.same(final_answer(given), final_answer(expected))
+            return self._symbolic.same(_latex(final_answer(given)), _latex(final_answer(expected)))
         return bool(surely)
 
     @staticmethod
@@ -119,7 +171,13 @@ def compare_answers(given: str, expected: str) -> bool | None:
         return True
     if not mine or not theirs or max(len(mine), len(theirs)) > MAX_SYMBOLIC:
         return False
+    if _differ(_units(mine), _units(theirs)) or _BOX.search(mine) or _BOX.search(theirs):
+        return False  # the library would leave out units, and take a box that is cut off
+    mine, theirs = _bare(mine), _bare(theirs)
     if _number(mine) is not None and _number(theirs) is not None:
+        return False
+    one, other = _listed(mine), _listed(theirs)
+    if one and other and _differ(one.brackets, other.brackets):
         return False
     if _is_prose(mine) or _is_prose(theirs):
         return False
@@ -137,10 +195,11 @@ def final_answer(text: str) -> str:
     """The answer in a reply: the last `\\boxed{…}`, else what follows `####`, else `the answer is …`, else all."""
     if (boxed := last_boxed(text)) is not None:
         return boxed
-    if "####" in text:
-        return text.rsplit("####", 1)[1].strip()
-    said = _ANSWER_IS.findall(text)
-    return str(said[-1]).strip() if said else text.strip()
+    marked = "####" in text
+    text = text.rsplit("####", 1)[-1].strip()
+    if said := list(_ANSWER_IS.finditer(text)):
+        return _NEXT_SENTENCE.sub("", text[said[-1].end() :].partition("\n")[0]).strip()
+    return text.partition("\n")[0].strip() if marked else text
 
 
 def last_boxed(text: str) -> str | None:
@@ -172,36 +231,73 @@ def _closing(text: str, start: int) -> int | None:
     return None
 
 
+def _latex(text: str) -> str:
+    """The text with LaTeX's spelling of characters that have one: `½`, `x²`, `√2`, `∞`, and full-width ones."""
+    if len(text) > MAX_LENGTH or text.isascii():
+        return text
+    text = re.sub("[⁰¹²³⁴-⁹⁺⁻]+", lambda match: f"^{{{match[0]}}}", text)
+    text = re.sub("[₀-₉]+", lambda match: f"_{{{match[0]}}}", text)
+    text = re.sub("(\\d?)([¼-¾⅐-⅞])", lambda match: f"{match[1]} {match[2]}", text)
+    text = unicodedata.normalize("NFKC", text)
+    text = re.sub(r"√\s*(?:(\d+|\w)|\(([^()]*)\))", r"\\sqrt{\1\2}", text)
+    for old, new in _LATEX.items():
+        text = re.sub(old, new, text)
+    return text
+
+
 def _clean(answer: str) -> str:
     """The answer without LaTeX markup, in one spelling. Keeps single spaces: `1 1/2` is a mixed number."""
     text = answer.strip().rstrip(".。").strip()
     if len(text) > MAX_LENGTH:
         return text
-    for old, new in (
-        ("−", "-"),
-        ("–", "-"),
-        ("×", r"\times"),
-        ("°", ""),
-        ("％", "%"),
-        ("\u00a0", " "),
-        ("\u202f", " "),
-    ):
-        text = text.replace(old, new)
+    text = _latex(text)
     text = re.sub(r"\\(?:text|mathrm|textbf|mathbf|operatorname|mbox)\s*\{([^{}]*)\}", r" \1", text)
     text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\displaystyle|\\limits", "", text)
     text = text.replace(r"\{", "⦃").replace(r"\}", "⦄")
-    text = re.sub(r"\\[!,;: ]|~", " ", text)
+    text = re.sub(r"\\[,;: ]|~", " ", text.replace(r"\!", ""))
     text = text.replace("{,}", ",")
-    text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree", "", text)
+    text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree", "°", text)
     text = re.sub(r"\\(?:times|cdot)\s*", "*", text)
-    text = re.sub(r"\\\(|\\\)|\\\[|\\\]|\\\$|\$|£|€|\*\*", "", text).replace(r"\%", "%")
+    text = re.sub(r"(?<=\d) ?x ?(?=10\^)", "*", text)
+    text = text.replace(r"\$", "＄") if text.count("$") - text.count(r"\$") != 1 else text.replace("$", "＄")
+    text = re.sub(r"\\\(|\\\)|\\\[|\\\]|\$|\*\*", "", text).replace(r"\%", "%")
     text = re.sub(r"\bpercent\b", "%", text, flags=re.IGNORECASE)
     text = _plain_fractions(text)
     text = re.sub(r"\^\{([^{}]*)\}", r"^(\1)", text)
     text = re.sub(r"\s+", " ", text).strip().lower()
-    text = re.sub(r"\s*([=,*/^%()\[\]{}<>⦃⦄])\s*", r"\1", text)
-    text = re.sub(r"^[a-z]=(?=.)", "", text)
-    return _UNITS.sub("", text).strip().rstrip(".")
+    text = re.sub(r"\s*([=*/^%()\[\]{}<>⦃⦄])\s*|\s+(,)", r"\1\2", text)
+    text = re.sub(r"(?<=[\d ])([ap])\.m\b", r"\1m", text)
+    text = re.sub(r"([_^])[({](\w)[)}](?!\d)", r"\1\2", text)
+    text = re.sub(r"^\(([a-z])\)$|^([a-z])\)$", r"\1\2", text)
+    return text.strip("*`").rstrip(".")
+
+
+def _bare(text: str) -> str:
+    """The answer without units, and without the variable that it is the value of."""
+    text = re.sub(f"[{_SIGNS}]", "", text)
+    return _UNITS.sub("", re.sub(r"^[a-z]=(?=.)", "", text)).strip().rstrip(".")
+
+
+def _variable(text: str) -> str:
+    """The `x` of `x=5`."""
+    return text[0] if re.match("[a-z]=.", text) else ""
+
+
+def _units(text: str) -> set[str]:
+    """The names of the units in a number, or in a list of numbers."""
+    names = {sign for sign in f"{_SIGNS}%" if sign in text}
+    for part in text.split(","):
+        number = re.sub("^[a-z]=", "", part.rstrip(")]⦄"))
+        found = _UNITS.search(number)
+        if found and not re.search(r"(?<![\\a-z])[a-z]", number[: found.start()]):
+            names.update(name for name, spelling in _SPELLINGS.items() if spelling.search(found[0]))
+            names.update(re.findall("[23]", found[0]))
+    return names - {COUNTED}
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether both are named, and not the same."""
+    return bool(one and other) and one != other
 
 
 def _plain_fractions(text: str) -> str:
@@ -229,6 +325,9 @@ def _same(given: str, expected: str, depth: int = 0) -> bool:
         return False
     if given == expected:
         return True
+    if _differ(_units(given), _units(expected)) or _differ(_variable(given), _variable(expected)):
+        return False
+    given, expected = _bare(given), _bare(expected)
     mine, theirs = _number(given), _number(expected)
     if mine is not None and theirs is not None:
         if given.endswith("%") != expected.endswith("%"):
