@@ -60,8 +60,8 @@ class Agreement:
     """Pearson's, and Fisher's 95 % interval. None: fewer than four rows, or one side never varies."""
     bias: float
     """Mean of judged − given."""
-    bias_error: float
-    """Half of its 95 % interval."""
+    bias_error: float | None
+    """Half of its 95 % interval, by Student's t. None: one row has none."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -173,20 +173,27 @@ async def _judge(judge: BaseJudge, rows: list[Scored]) -> None:
 async def _judgements(judge: BaseJudge, rows: list[Scored]) -> list[Judgement]:
     """As a run would ask: the reply is all that the workflow reports."""
     from ajet.schema.task import WorkflowOutput, WorkflowTask
-    from ajet.task_judge.base_judge import GroupJudge, JudgedCall, JudgedEpisode, Later, ask_judge, validate_rewards
+    from ajet.task_judge.base_judge import (
+        GroupJudge,
+        JudgedCall,
+        JudgedEpisode,
+        Later,
+        validate_reward,
+        validate_rewards,
+    )
     from ajet.task_runner.results import called
 
     said: list[Judgement | JudgedEpisode] = []
     for row in rows:
         task = WorkflowTask(task=row.task, task_id=row.task.task_id)
         output = WorkflowOutput(metadata={"final_answer": row.reply, "last_reply": row.reply})
-        value = await ask_judge(judge, task, output)
+        value = await called(judge.compute_reward, task, output)
         if isinstance(value, Later):
             asked = row.task.init_messages or [{"role": "user", "content": row.task.main_query}]
             call = JudgedCall("", asked, {"role": "assistant", "content": row.reply})
             said.append(JudgedEpisode(task, output, [call], value))
         else:
-            said.append(value)
+            said.append(validate_reward(value, type(judge).__name__))
     waiting = [each for each in said if isinstance(each, JudgedEpisode)]
     late: Iterator[Judgement] = iter(())
     if waiting:
@@ -198,7 +205,7 @@ async def _judgements(judge: BaseJudge, rows: list[Scored]) -> list[Judgement]:
 
 def agreement(rows: Sequence[Scored]) -> Agreement:
     """The figures of the rows that were judged; there is at least one."""
-    from ajet.observe.statistics import Share
+    from ajet.observe.statistics import Share, t_quantile
 
     done = [row for row in rows if row.judged is not None]
     differences = [row.difference for row in done]
@@ -210,7 +217,7 @@ def agreement(rows: Sequence[Scored]) -> Agreement:
         equal=Share.of([float(abs(row.difference) <= EQUAL) for row in done]),
         correlation=_correlation([row.score for row in done], [row.judged or 0.0 for row in done]),
         bias=bias,
-        bias_error=Z * math.sqrt(spread / len(done)),
+        bias_error=t_quantile(len(done) - 1) * math.sqrt(spread / len(done)) if len(done) > 1 else None,
     )
 
 
@@ -233,7 +240,8 @@ def show(found: Agreement, rows: Sequence[Scored], worst: Sequence[Scored]) -> N
     else:
         value, low, high = found.correlation
         print(f"{'correlation':<14} {value:.2f}  ({low:.2f} … {high:.2f})")
-    print(f"{'difference':<14} {found.bias:+.3f} ± {found.bias_error:.3f} (judged − given, mean)")
+    error = "" if found.bias_error is None else f" ± {found.bias_error:.3f}"
+    print(f"{'difference':<14} {found.bias:+.3f}{error} (judged − given, mean)")
     for label, row in zip(
         ["worst", *[""] * len(worst)], (row for row in worst if abs(row.difference) > EQUAL), strict=False
     ):

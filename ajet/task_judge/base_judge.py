@@ -5,7 +5,6 @@ Also loads a config's judge, and checks what it returns.
 
 from __future__ import annotations
 
-import inspect
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -181,16 +180,6 @@ def import_judge(text: str, config: Config, base_dirs: Sequence[Path], key: str)
     judge_class = import_class(text, BaseJudge, key=key, base_dirs=base_dirs)
     check_method(judge_class, BaseJudge, "def compute_reward(self, workflow_task, workflow_output)", key)
     return judge_class(config)
-
-
-async def ask_judge(
-    judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
-) -> Judgement | Later:
-    """Call a judge, sync or async. Its exceptions pass through; its result is validated."""
-    value = judge.compute_reward(workflow_task, workflow_output)
-    if inspect.isawaitable(value):
-        value = await value
-    return value if isinstance(value, Later) else validate_reward(value, type(judge).__name__)
 
 
 def validate_reward(value: Any, judge_name: str = "the judge") -> Judgement:

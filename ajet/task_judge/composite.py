@@ -1,16 +1,16 @@
 """`CompositeJudge` (`judge_type: composite`): the weighted sum of several judges, each recorded under its name.
 
 Parts that only need the output are judged where the workflow ran; the others once the episode, or its group, has ended.
-If one part fails, the whole judge fails: a missing part is never taken for 0.
+If one part fails, the whole judge fails: a missing part is never taken for 0. The composite's methods are plain, so no
+event loop is running when they call a plain part, which may start one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,9 @@ from ajet.task_judge.base_judge import (
     Judgement,
     Later,
     Reward,
-    ask_judge,
     build_judge,
     import_judge,
+    validate_reward,
     validate_rewards,
 )
 
@@ -38,6 +38,9 @@ KEY = "ajet.task_judge.parts"
 BLOCKS = ("llm_judge", "rubrics_auto_grader", "openjudge")
 """Judges whose settings a part may have in place of the common ones."""
 KINDS = tuple(kind for kind in JUDGES if kind != "composite")
+Asked = Callable[[], Awaitable[Any]]
+AskedLater = tuple[str, list[int], Asked]
+"""A part, the places of the episodes that it was asked about, and what it says of them."""
 
 
 class CompositeJudge(GroupJudge):
@@ -68,16 +71,22 @@ class CompositeJudge(GroupJudge):
             if isinstance(part, GroupJudge):
                 part.prepare()
 
-    async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
         """Judge the parts that don't have to wait. Returns the reward if that is all of them, else `Later`."""
+        asked = [
+            (name, _asked(part.compute_reward, workflow_task, workflow_output)) for name, part in self._judges.items()
+        ]
+        return self._judged_now(asked)
+
+    async def _judged_now(self, asked: list[tuple[str, Asked]]) -> Reward | Later:
         now: dict[str, Judgement] = {}
         later: dict[str, Any] = {}
-        for name, part in self._judges.items():
-            said = await ask_judge(part, workflow_task, workflow_output)
+        for name, ask in asked:
+            said = await ask()
             if isinstance(said, Later):
                 later[name] = said.kept
             else:
-                now[name] = said
+                now[name] = validate_reward(said, type(self._judges[name]).__name__)
         if later:
             kept = {
                 name: {"reward": said.reward, "is_success": said.is_success, "notes": said.notes}
@@ -86,28 +95,35 @@ class CompositeJudge(GroupJudge):
             return Later({"parts": kept, "later": later})
         return self._sum(now)
 
-    async def compute_group_rewards(self, episodes: Sequence[JudgedEpisode]) -> list[Reward]:
+    def compute_group_rewards(self, episodes: Sequence[JudgedEpisode]) -> Any:
+        return self._judged_later(episodes, [each for name in self._judges for each in self._ask_later(name, episodes)])
+
+    async def _judged_later(self, episodes: Sequence[JudgedEpisode], asked: list[AskedLater]) -> list[Reward]:
         judged = [
             {name: Judgement(**kept) for name, kept in episode.later.kept["parts"].items()} for episode in episodes
         ]
-        await asyncio.gather(*(self._judge_later(name, episodes, judged) for name in self._judges))
+        said = await asyncio.gather(*(ask() for _, _, ask in asked))
+        for (name, places, _), value in zip(asked, said, strict=True):
+            judgements = validate_rewards(value, len(places), type(self._judges[name]).__name__)
+            for place, judgement in zip(places, judgements, strict=True):
+                judged[place][name] = judgement
         return [self._sum(each) for each in judged]
 
-    async def _judge_later(
-        self, name: str, episodes: Sequence[JudgedEpisode], judged: list[dict[str, Judgement]]
-    ) -> None:
-        """Add what a part says of those episodes that it has not judged yet."""
-        left = [index for index, each in enumerate(episodes) if name in each.later.kept["later"]]
-        if not left:
-            return
+    def _ask_later(self, name: str, episodes: Sequence[JudgedEpisode]) -> list[AskedLater]:
+        """Ask a part about those episodes that it has not judged yet."""
+        left = [place for place, each in enumerate(episodes) if name in each.later.kept["later"]]
         part = self._judges[name]
+        if not left:
+            return []
         if not isinstance(part, GroupJudge):
             raise ConfigError(f"{KEY}.{name}.judge: it returned Later, which only a GroupJudge may")
-        asked = [replace(episodes[index], later=Later(episodes[index].later.kept["later"][name])) for index in left]
-        together = [[each] for each in asked] if part.per_episode else [asked]
-        said = await asyncio.gather(*(_rewards(part, some) for some in together))
-        for index, judgement in zip(left, chain.from_iterable(said), strict=True):
-            judged[index][name] = judgement
+        found = []
+        for places in [[place] for place in left] if part.per_episode else [left]:
+            some = [
+                replace(episodes[place], later=Later(episodes[place].later.kept["later"][name])) for place in places
+            ]
+            found.append((name, places, _asked(part.compute_group_rewards, some)))
+        return found
 
     def _sum(self, judged: dict[str, Judgement]) -> Reward:
         chosen = judged[self._success_part].is_success if self._success_part else None
@@ -121,11 +137,15 @@ class CompositeJudge(GroupJudge):
         )
 
 
-async def _rewards(part: GroupJudge, episodes: list[JudgedEpisode]) -> list[Judgement]:
-    value = part.compute_group_rewards(episodes)
-    if inspect.isawaitable(value):
-        value = await value
-    return validate_rewards(value, len(episodes), type(part).__name__)
+def _asked(function: Callable[..., Any], *arguments: Any) -> Asked:
+    """Call a plain function now, and an `async` one once its value is wanted."""
+    value = None if inspect.iscoroutinefunction(function) else function(*arguments)
+
+    async def ask() -> Any:
+        said = function(*arguments) if inspect.iscoroutinefunction(function) else value
+        return await said if inspect.isawaitable(said) else said
+
+    return ask
 
 
 def _judge_of(name: str, config: Config, base_dirs: Sequence[Path]) -> BaseJudge:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from ajet.cli.judge import Scored, agreement, judge_rows
 from ajet.cli.main import main
 from ajet.config import make_config
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.base_judge import GroupJudge, JudgedEpisode, Later
+from ajet.task_judge.base_judge import BaseJudge, GroupJudge, JudgedEpisode, Later
 from support.scripted_helper import helper
 
 PAGE = (Path(__file__).parents[2] / "docs/judges.md").read_text().split("## Is the judge right?")[1].split("\n## ")[0]
@@ -71,6 +73,9 @@ def test_the_intervals() -> None:
     low, high = (math.tanh(math.atanh(r) + sign * 1.96 / math.sqrt(3)) for sign in (-1, 1))
     assert found.correlation == (pytest.approx(r), pytest.approx(low), pytest.approx(high))
     assert (found.judged, found.bias) == (6, pytest.approx(mean - 0.5))
+    differences = [gave - score for score, gave in zip(given, judged, strict=True)]
+    assert found.bias_error == pytest.approx(2.57058 * stdev(differences) / math.sqrt(6), rel=1e-4)
+    assert agreement(rows[:1]).bias_error is None
     assert agreement(rows[:3]).correlation is None
     same = [Scored(Task(), "", score, score) for score in given]
     assert agreement(same).correlation == (1.0, 1.0, 1.0) and agreement(same).equal.value == 1.0
@@ -138,6 +143,16 @@ def test_a_judge_may_decide_at_once_about_some_rows() -> None:
     rows = [Scored(Task(main_query="q"), reply, 0.0) for reply in ("2", "", "3")]
     judge_rows(Sometimes(make_config()), rows)
     assert [(row.judged, row.why) for row in rows] == [(2.0, ""), (0.0, ""), (3.0, "")]
+
+
+def test_a_plain_judge_may_start_an_event_loop() -> None:
+    class Loops(BaseJudge):
+        def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+            return asyncio.run(asyncio.sleep(0, 0.5))
+
+    rows = [Scored(Task(main_query="q"), "1", 0.0)]
+    judge_rows(Loops(make_config()), rows)
+    assert (rows[0].judged, rows[0].why) == (0.5, "")
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ from ajet.task_judge.base_judge import (
     Judgement,
     Later,
     Reward,
-    ask_judge,
     load_judge,
     validate_reward,
 )
 from ajet.task_judge.helper import HelperBudgetError, HelperError, UnusableAnswerError
+from ajet.task_runner.results import called
+from ajet.task_runner.thread_control import run_with_pauses
 from support.scripted_helper import helper
 
 
@@ -222,7 +224,7 @@ def test_the_environment_is_asked_while_it_is_open(tmp_path: Path) -> None:
     found = load_judge(config)
     assert isinstance(found, GroupJudge)
     task = WorkflowTask(task=Task(main_query="?"), gym_env=Environment())
-    said = asyncio.run(ask_judge(found, task, WorkflowOutput()))
+    said = asked(first(found, task, WorkflowOutput()))
     assert said == Later({"environment": 0.25})
 
 
@@ -254,6 +256,44 @@ def composite(tmp_path: Path, url: str, **more: Any) -> Config:
     return configured(tmp_path, url, judge_type="composite", task_judge__parts=parts, **more)
 
 
+STARTS_A_LOOP = """
+import asyncio
+from ajet.task_judge.base_judge import BaseJudge, GroupJudge
+
+async def slowly(value):
+    await asyncio.sleep(0)
+    return value
+
+class Now(BaseJudge):
+    def compute_reward(self, workflow_task, workflow_output):
+        return asyncio.run(slowly(1.0))
+
+class Together(GroupJudge):
+    def compute_group_rewards(self, episodes):
+        return [asyncio.run(slowly(2.0)) for _ in episodes]
+"""
+
+
+def test_plain_parts_may_start_an_event_loop(tmp_path: Path) -> None:
+    (tmp_path / "loops.py").write_text(STARTS_A_LOOP)
+    parts = {name: {"judge": f"{tmp_path}/loops.py->{name}"} for name in ("Now", "Together")}
+    with helper(lambda _: '{"score": 5}') as server:
+        parts["style"] = {"judge": "llm_judge"}
+        config = configured(tmp_path, server.url, judge_type="composite", task_judge__parts=parts)
+        said = ask_both(config, episode("1"), episode("2"))
+        assert [each.parts for each in said] == [{"Now": 1.0, "Together": 2.0, "style": 0.5}] * 2
+
+
+async def first(judge: BaseJudge, task: WorkflowTask, output: WorkflowOutput) -> Any:
+    """As a run asks: a plain function is called while no event loop is running."""
+    return await called(judge.compute_reward, task, output)
+
+
+def asked(work: Coroutine[Any, Any, Any]) -> Any:
+    with asyncio.Runner() as runner:
+        return run_with_pauses(runner.get_loop(), work)
+
+
 def ask_both(config: Config, *episodes: JudgedEpisode) -> list[Judgement]:
     """As a run does: first where the workflow ran, then once the episode has ended."""
     found = load_judge(config)
@@ -261,12 +301,12 @@ def ask_both(config: Config, *episodes: JudgedEpisode) -> list[Judgement]:
 
     async def ask() -> list[Judgement]:
         for each in episodes:
-            said = await ask_judge(found, each.workflow_task, each.workflow_output)
+            said = await first(found, each.workflow_task, each.workflow_output)
             assert isinstance(said, Later)
             each.later = said
-        return [validate_reward(each) for each in await found.compute_group_rewards(episodes)]
+        return [validate_reward(each) for each in await called(found.compute_group_rewards, episodes)]
 
-    return asyncio.run(ask())
+    return asked(ask())  # type: ignore[no-any-return]
 
 
 def test_parts_are_weighted_and_named(tmp_path: Path) -> None:
@@ -305,8 +345,8 @@ def test_parts_of_only_common_judges_decide_at_once(tmp_path: Path) -> None:
     maths = {"judge": "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"}
     found = load_judge(make_config({"task_judge.judge_type": "composite", "task_judge.parts": {"correct": maths}}))
     assert isinstance(found, BaseJudge)
-    said = asyncio.run(ask_judge(found, episode().workflow_task, episode().workflow_output))
-    assert isinstance(said, Judgement) and (said.reward, said.parts) == (1.0, {"correct": 1.0})
+    said = validate_reward(asked(first(found, episode().workflow_task, episode().workflow_output)))
+    assert (said.reward, said.parts) == (1.0, {"correct": 1.0})
 
 
 @pytest.mark.parametrize(
