@@ -137,10 +137,13 @@ def _existing(
         for candidate in candidates
         if holds(Path.is_dir, candidate.parent)
         for entry in candidate.parent.iterdir()
+        if holds(is_there, entry)
     ]
     given = Path(os.path.expanduser(text))
     near = nearest(given.name, present)
     fix = f"did you mean `{given.with_name(near)}`?" if near else f"looked in {looked_in(text, [folder])}"
+    if any(holds(Path.exists, candidate) for candidate in candidates):
+        fix = "it is a folder: name a file in it" if kind == "file" else "name the folder, not a file"
     yield Problem((*place, key), f"no {kind} {_named(text)}", fix)
 
 
@@ -310,7 +313,7 @@ def _check_top(tree: dict[str, Any], sources: Sources) -> None:
         section = section_of(field.annotation) if field else None
         if name in Config.model_fields or section is None or not isinstance(value, dict) or not value:
             continue
-        if value.keys() <= section.model_fields.keys():
+        if not value.keys().isdisjoint(section.model_fields):
             fix = f"it belongs under `ajet:`: indent it to make it `ajet.{name}`"
             raise config_error(sources, [Problem((name,), "is at the top level, where it has no effect", fix)])
 

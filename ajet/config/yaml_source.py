@@ -43,8 +43,10 @@ NOT_A_NUMBER = re.compile(r"^\.(?:nan|NaN|NAN)$")
 PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
 
 NO_NAME = ("a key must be a name", "quote text that begins with [ or {; `{{…}}` needs quotes too")
+NOT_YAML = {"\t": "a tab", "\xa0": "a no-break space", "\u3000": "a wide space"}
+"""What an editor or a web page leaves where YAML takes nothing but spaces."""
 HINTS = {
-    "mapping values are not allowed": "the indentation is off, or text with `: ` in it needs quotes",
+    "mapping values are not allowed": "wrong indentation, no `: ` in the line above, or text with `: ` needs quotes",
     "could not find expected ':'": "a key needs `: ` after it",
     "did not find expected key": "the indentation doesn't match the lines above",
     "did not find expected '-' indicator": "the indentation doesn't match the lines above",
@@ -203,9 +205,16 @@ class _Composer:
         lines = self.text.split("\n")
         for number in (line, line - 1):
             content = lines[number - 1] if 0 < number <= len(lines) else ""
-            if "\t" in content[: len(content) - len(content.lstrip())]:
-                self.fail(number, "a tab in the indentation", "indent with spaces")
+            indentation = content[: len(content) - len(content.lstrip())]
+            if wrong := next((name for character, name in NOT_YAML.items() if character in indentation), None):
+                self.fail(number, f"{wrong} in the indentation", "indent with spaces")
+            if key := re.match(r"\s*([\w.-]+)(：|:[\xa0\u3000])", content):
+                self.fail(number, f"no `: ` after {key[1]!r}", "write an ordinary colon and an ordinary space")
         hint = next((hint for part, hint in HINTS.items() if part in problem), "")
+        if (begun := getattr(error, "context_mark", None)) and begun.line + 1 != line and "never closed" in hint:
+            hint += f": line {begun.line + 1} opens it"
+        elif begun and "expected ':'" in problem:
+            line = begun.line + 1
         self.fail(line, f"not YAML: {problem}", hint)
 
     def _compose(self, events: Any) -> YamlNode | None:

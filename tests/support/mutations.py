@@ -330,6 +330,7 @@ def files() -> Iterator[Mutation]:
             ("", "judge_protocol", "jugde.py->Judge", "did you mean 'judge.py'?"),
             ("training", "file_path", "trian.jsonl", "did you mean `train.jsonl`?"),
             ("training", "file_path", "data/train.jsonl", "looked in"),
+            ("training", "file_path", ".", "it is a folder"),
             ("validation", "file_path", "vall.jsonl", "did you mean `val.jsonl`?"),
             ("task_reader", "type", "reader.py->Reader", "no file 'reader.py'"),
             ("model", "path", "./checkpoints/none", "write a path that exists"),
@@ -370,10 +371,14 @@ def syntax() -> Iterator[Mutation]:
         content = "\n".join([*LINES[:end], f"{' ' * (4 if key == 'num_repeat' else indent)}{key}: 1", *LINES[end:]])
         names = (f"broken.yaml:{end + 1}", f"the key {key!r} is there twice (first on line {at})")
         yield Mutation(f"twice {key}", content.encode(), names)
-    yield Mutation("quote", replaced(line, 'num_repeat: "4'), ("broken.yaml:", "not YAML"))
-    yield Mutation("bracket", replaced(line, "compute_madness_checklist: [a"), ("broken.yaml:", "not YAML"))
-    yield Mutation("brace", replaced(line, "num_repeat: {4"), ("broken.yaml:", "not YAML"))
-    yield Mutation("colon", replaced(line, "num_repeat 4"), ("broken.yaml:", "not YAML"))
+    yield Mutation("quote", replaced(line, 'num_repeat: "4'), ("not YAML", f"line {line} opens it"))
+    yield Mutation("bracket", replaced(line, "compute_madness_checklist: [a"), ("not YAML", f"line {line} opens it"))
+    yield Mutation("brace", replaced(line, "num_repeat: {4"), ("not YAML", f"line {line} opens it"))
+    yield Mutation("colon", replaced(line, "num_repeat 4"), (f"broken.yaml:{line}: not YAML", "a key needs"))
+    yield Mutation("wide colon", replaced(line, "num_repeat\uff1a4"), (f"broken.yaml:{line}:", "an ordinary colon"))
+    yield Mutation("no-break space", replaced(line, "num_repeat:\xa04"), (f"broken.yaml:{line}:", "an ordinary space"))
+    no_break = VALID.replace("    num_repeat", "\xa0" * 4 + "num_repeat").encode()
+    yield Mutation("no-break indentation", no_break, (f"broken.yaml:{line}: a no-break", "indent with spaces"))
     yield Mutation("two colons", replaced(line, "num_repeat: a: 4"), (f"broken.yaml:{line}", "needs quotes"))
     yield Mutation("indentation", replaced(line, " num_repeat: 4"), ("broken.yaml:", "indentation"))
     yield Mutation("at sign", replaced(line, "num_repeat: @4"), (f"broken.yaml:{line}", "quote text"))
@@ -391,6 +396,8 @@ def syntax() -> Iterator[Mutation]:
     )
     yield Mutation("ajet is a list", b"ajet: [1]\n", ("broken.yaml:1: ajet", "expected a group of keys"))
     yield Mutation("group at the top", VALID.encode() + b"data: {train_batch_size: 1}\n", ("data", "`ajet.data`"))
+    misspelt = VALID.encode() + b"data: {train_batch_size: 1, max_promt_length: 8}\n"
+    yield Mutation("group at the top, with an unknown key", misspelt, ("data", "`ajet.data`"))
     yield Mutation("needed", b"ajet: {}\n", ("ajet.rollout.user_workflow: is needed", "user_workflow: path/to/file.py"))
     yield Mutation("latin-1", VALID.replace("demo", "d\xe9mo").encode("latin-1"), ("broken.yaml:2", "UTF-8"))
     yield Mutation("utf-16", VALID.encode("utf-16"), ("broken.yaml:1", "UTF-8"))
