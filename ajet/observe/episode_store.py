@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ajet.observe.episode_codec import Annotation, decode_annotation, decode_episode, words
-from ajet.observe.episode_tables import EpisodeStoreError, open_for_reading, read_task
+from ajet.observe.episode_tables import SOLVED, EpisodeStoreError, open_for_reading, read_task
 from ajet.schema.episode import Episode
 from ajet.schema.errors import EpisodeFormatError, UserError
 from ajet.schema.task import Task
@@ -46,6 +46,9 @@ class EpisodeFilter:
     tag: str = ""
     failure: str = ""
     success: bool | None = None
+    """Whether they succeeded, as the metrics count it: what has no reward didn't."""
+    threshold: float = 1.0
+    """The reward that is a success where neither workflow nor judge said so."""
     validation: bool | None = None
     mixed: bool | None = None
     """Only groups whose episodes have different rewards (True), or the same (False)."""
@@ -252,7 +255,7 @@ def _condition(where: EpisodeFilter) -> tuple[str, list[Any]]:
         if wanted:
             add(f"{column} = ?", wanted)
     if where.success is not None:
-        add("success = ?", int(where.success))
+        add(f"({SOLVED.replace(':threshold', '?')}) = ?", where.threshold, int(where.success))
     if where.validation is not None:
         add("validation = ?", int(where.validation))
     if where.mixed is not None:

@@ -287,7 +287,7 @@ class Data:
 
     def episodes(self, request: Request) -> Response:
         experiment = self._named(request)
-        query = episode_query(request.query_params, experiment.notes)
+        query = _asked(request, experiment)
         store = experiment.store()
         if store is None:
             return _json({"rows": [], "total": 0})
@@ -304,7 +304,7 @@ class Data:
     def episodes_file(self, request: Request) -> Response:
         """The episodes that the filters choose, all pages of them."""
         experiment = self._named(request)
-        query = episode_query(request.query_params, experiment.notes)
+        query = _asked(request, experiment)
         store = experiment.store()
         rows = (
             store.page(query.where, sort=query.sort, descending=query.descending, limit=_LARGEST_FILE)[0]
@@ -408,9 +408,21 @@ class Data:
 _TASK_FIELDS = tuple(field.name for field in fields(TaskRow))
 
 
+def _asked(request: Request, experiment: Experiment) -> EpisodeQuery:
+    """The episodes that a URL asks for; what success means is in the run's config."""
+    query = episode_query(request.query_params, experiment.notes)
+    if query.where.success is None:
+        return query
+    return replace(query, where=replace(query.where, threshold=experiment.success_threshold()))
+
+
 def _episode(experiment: Experiment, recorded: RecordedEpisode, store: EpisodeStore) -> dict[str, Any]:
-    """An episode's view with that of its task."""
-    return {**episode_view(recorded, store), "task": task_view(experiment, store, recorded.episode.task_id)}
+    """An episode's view with that of its task. Success is as the metrics count it."""
+    view = episode_view(recorded, store)
+    about = view["episode"]
+    if about["success"] is None and about["reward"] is not None:
+        about["success"] = about["reward"] >= experiment.success_threshold()
+    return {**view, "task": task_view(experiment, store, recorded.episode.task_id)}
 
 
 def _newest(store: EpisodeStore) -> dict[str, Any] | None:

@@ -125,6 +125,33 @@ def test_bad_queries_say_what_is_wrong(experiments: Path) -> None:
     assert visitor.get("/x/none").status_code == 404
 
 
+def test_success_is_what_the_metrics_count(tmp_path: Path) -> None:
+    """A workflow may give a reward alone: from the run's threshold on, that is a success."""
+    run = tmp_path / "quiet"
+    run.mkdir()
+    (run / "config.resolved.yaml").write_text("ajet: {task_judge: {success_threshold: 0.5}}\n")
+    vocabulary, rng = Vocabulary(), random.Random(0)
+    episodes = [math_episode(vocabulary, rng, repeat=repeat) for repeat in range(5)]
+    given = ((0.5, None), (0.25, None), (None, None), (0.0, True), (1.0, False))
+    recorder = EpisodeRecorder(run / "episodes.sqlite", tokenizer=vocabulary)
+    for episode, (reward, success) in zip(episodes, given, strict=True):
+        episode.reward, episode.is_success = reward, success
+        recorder.record(episode, 1)
+    recorder.close()
+    access = Access()
+    visitor = client(tmp_path, access)
+    visitor.get(f"/?token={access.token}")
+    found = {
+        said: {row["repeat"] for row in visitor.get(f"/api/x/quiet/episodes?success={said}").json()["rows"]}
+        for said in ("yes", "no")
+    }
+    assert found == {"yes": {0, 3}, "no": {1, 2, 4}}
+    shown = [visitor.get(f"/api/x/quiet/episode/{one.episode_id}").json()["episode"]["success"] for one in episodes]
+    assert shown == [True, False, None, True, False]
+    metrics = episode_metrics(episodes, success_threshold=0.5)
+    assert metrics["success/rate"] == 2 / 4
+
+
 def test_a_page_that_is_not_there_leads_back(experiments: Path) -> None:
     access = Access()
     visitor = client(experiments, access)
