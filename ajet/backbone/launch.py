@@ -126,7 +126,9 @@ def _unknown(argument: str, parser: CommandParser) -> str:
     flags = [flag for action in parser._actions for flag in action.option_strings]
     near = get_close_matches(argument.partition("=")[0], flags, n=1)
     if argument.startswith("-"):
-        return f"unknown flag {argument!r}\n    " + (f"did you mean {near[0]}?" if near else "see: ajet --help")
+        override = argument.lstrip("-") if re.match(r"--?\w+\.[\w.]+=", argument) else ""
+        instead = f"write {override}" if override else f"did you mean {near[0]}?" if near else "see: ajet --help"
+        return f"unknown flag {argument!r}\n    {instead}"
     if argument.endswith((".yaml", ".yml")):
         return f"unexpected argument {argument!r}\n    write --conf {argument}"
     return f"unexpected argument {argument!r}\n    overrides have the form key=value, e.g. rollout.num_repeat=8"

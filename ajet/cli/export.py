@@ -77,10 +77,12 @@ def _export_weights(arguments: Namespace) -> str:
             raise ConfigError(f"{target} holds the weights themselves, or leads to others: choose another folder")
         if not arguments.force:
             raise ConfigError(f"{target} is not empty: choose another folder, or use --force")
+    card = model_card(experiment, source)
+    if target.exists():
         shutil.rmtree(target)
     try:
         shutil.copytree(source.resolve(), target, dirs_exist_ok=True)
-        (target / "README.md").write_text(model_card(experiment, source), encoding="utf-8")
+        (target / "README.md").write_text(card, encoding="utf-8")
     except OSError:  # a part of the weights is of no use, and would be in the way of the next try
         shutil.rmtree(target, ignore_errors=True)
         raise
@@ -89,11 +91,9 @@ def _export_weights(arguments: Namespace) -> str:
 
 def model_card(experiment: Path, weights: Path) -> str:
     """Markdown: what the weights were trained from and on, and how well they did."""
-    import yaml
+    from ajet.observe.viewer import Experiment
 
-    config_file = experiment / "config.resolved.yaml"
-    config: dict[str, Any] = yaml.safe_load(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
-    ajet = config.get("ajet", {})
+    ajet = Experiment(experiment).config().get("ajet", {})
     common = ajet.get("trainer_common", {})
     algorithm = common.get("algorithm", {})
     state_file = weights.resolve().parent / "state.json"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.cli.view import find_experiment, opened_experiment
-from ajet.observe.run_files import read_regular
 from ajet.schema.chat import Tool, plain_text
 from ajet.schema.episode import ROOT
 from ajet.schema.errors import ConfigError
@@ -75,14 +74,11 @@ def run_setting(target: str) -> RunSetting:
 
 def _rollout_of(target: str) -> dict[str, Any]:
     """`ajet.rollout` of an experiment's config; empty for any other target."""
-    file = find_experiment(Path(target)) / "config.resolved.yaml"
-    if not file.is_file():
-        return {}
-    import yaml
+    from ajet.observe.viewer import Experiment
 
-    config = yaml.safe_load(read_regular(file)) or {}
-    rollout: dict[str, Any] = config.get("ajet", {}).get("rollout") or {}
-    return rollout
+    folder = find_experiment(Path(target))
+    ajet = Experiment(folder).config().get("ajet") if folder.is_dir() else None
+    return (ajet.get("rollout") or {}) if isinstance(ajet, dict) else {}
 
 
 def weights_of(target: str) -> str:

@@ -52,7 +52,7 @@ def read_replies(path: str | Path) -> list[Reply]:
         text = file.read_text(encoding="utf-8")
         content: Any = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError(f"rollout.scripted_replies can't be read: {error}") from error
+        raise ConfigError(f"{file}: {error.strerror or error}\n    a file with replies is needed") from error
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{file} is not valid {'JSON' if file.suffix == '.json' else 'YAML'}: {error}") from error
     if not isinstance(content, list) or not content:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ajet.cli.main import main
 from ajet.cli.targets import target_config, weights_folder, weights_of
 from ajet.observe.viewer import ExperimentNotFoundError
 from ajet.schema.errors import ConfigError
@@ -31,6 +32,21 @@ def test_a_name_that_is_neither_run_nor_model_is_refused_with_the_runs_that_ther
     with pytest.raises(ExperimentNotFoundError, match=r"math: no such run\n.*did you mean maths\? .*: maths"):
         target_config("math")
     assert weights_of("nobody/nothing") == "nobody/nothing"
+
+
+def test_a_damaged_config_of_a_run_is_named_before_its_weights_are_touched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, target = tmp_path / "run", tmp_path / "model"
+    (run / "hf").mkdir(parents=True)
+    (run / "hf" / "config.json").write_text("{}")
+    (run / "config.resolved.yaml").write_text("ajet: {rollout: [\0")
+    target.mkdir()
+    (target / "kept").touch()
+    for command in (["chat", str(run)], ["export", "weights", str(run), str(target), "--force"]):
+        assert main(command) == 2
+        assert capsys.readouterr().err.startswith(f"error: {run}/config.resolved.yaml is not YAML")
+    assert [file.name for file in target.iterdir()] == ["kept"]
 
 
 def test_a_folder_for_evaluation_must_exist_and_hold_weights(tmp_path: Path) -> None:

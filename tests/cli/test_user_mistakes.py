@@ -75,6 +75,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ([f"data.train_batch_size={'9' * 200}"], ["ajet.data.train_batch_size", "at most 18 digits"]),
         ([f"task_reader.type={'a' * 300}.py->Reader"], ["ajet.task_reader.type"]),
         (["task_reader.type=json->JSONDecoder"], ["ajet.task_reader.type", "BaseTaskReader"]),
+        (["--rollout.num_repeat=8"], ["unknown flag", "\n    write rollout.num_repeat=8\n"]),
     ],
     ids=lambda value: str(value)[2:40] if isinstance(value, list) else None,
 )
@@ -91,6 +92,11 @@ def test_validate_refuses_what_is_no_model(path: str, project: Path, capsys: pyt
     said = refused(capsys, "validate", "run.yaml", f"model.path={path}")
     assert "ajet.model.path" in said
     assert path in said
+
+
+@pytest.mark.parametrize(("name", "why"), [("nowhere.yaml", "No such file"), (".", "Is a directory")])
+def test_a_file_of_replies_that_is_none(name: str, why: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"error: {name}: {why}" in refused(capsys, "validate", "run.yaml", "--replies", name)
 
 
 def test_a_nul_in_the_yaml(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
