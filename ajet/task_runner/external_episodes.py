@@ -156,6 +156,9 @@ class ExternalEpisodes:
         self._completed = asyncio.Event()
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._tasks: dict[str, Task] = {}
+        """By episode."""
+        self.untrained: list[Episode] = []
+        """Once it is closed: those that had ended before the run took their group."""
         self._step = 1
         self._error: Exception | None = None
         """What ends the run."""
@@ -189,8 +192,8 @@ class ExternalEpisodes:
                 "a text belongs into main_query"
             )
         given.task_id = given.task_id or NO_TASK
-        self._tasks[given.task_id] = given
         episode_id = uuid.uuid4().hex
+        self._tasks[episode_id] = given
         occurrence, repeat = divmod(self._counts[given.task_id], self._size)
         self._counts[given.task_id] += 1
         work = WorkflowTask(
@@ -210,6 +213,7 @@ class ExternalEpisodes:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:  # the program has left: it would never hear of an episode to end
             running.cancel()
+            del self._tasks[episode_id]
             raise
         if not opened.done() or opened.cancelled():
             raise SessionClosedError("the run is ending: it begins no more episodes")
@@ -245,19 +249,25 @@ class ExternalEpisodes:
         Raises what no episode can be run after, such as a UserError."""
         self._step = step
         chosen: list[EpisodeGroup] = []
-        while (lacking := count - sum(group.complete for group in chosen)) > 0:
-            if self._error is not None:
-                raise self._error
-            if self._groups:
-                chosen += [self._fresh(self._groups.popleft(), step) for _ in range(min(lacking, len(self._groups)))]
-                continue
-            self._completed.clear()
-            await self._completed.wait()
+        try:
+            while (lacking := count - sum(group.complete for group in chosen)) > 0:
+                if self._error is not None:
+                    raise self._error
+                if self._groups:
+                    chosen += [
+                        self._fresh(self._groups.popleft(), step) for _ in range(min(lacking, len(self._groups)))
+                    ]
+                    continue
+                self._completed.clear()
+                await self._completed.wait()
+        except BaseException:
+            self._groups.extendleft(reversed(chosen))
+            raise
         return chosen
 
-    def task_of(self, task_id: str) -> Task | None:
-        """What was last given under this id."""
-        return self._tasks.get(task_id)
+    def task_of(self, episode_id: str) -> Task | None:
+        """The task that this episode began with. It is forgotten here: ask once, for the record."""
+        return self._tasks.pop(episode_id, None)
 
     async def aclose(self) -> None:
         """End all episodes as cancelled."""
@@ -266,6 +276,12 @@ class ExternalEpisodes:
         await asyncio.gather(*self._running, return_exceptions=True)
         for task_id, members in self._gathered.items():  # of groups that the judge will never see
             await self._pool.settle_group(task_id, [], members)
+            self.untrained += members
+        for group in self._groups:
+            self.untrained += [*group.episodes, *group.failed]
+        for episode in self.untrained:
+            if episode.usable:
+                _leave_untrained(episode, "RunEnded", "the run ended before it trained this episode's group")
 
     # ------------------------------------------------------------ between them
 
@@ -323,12 +339,17 @@ class ExternalEpisodes:
         stale = [episode for episode in group.episodes if _age(episode, step) > self._max_staleness]
         for episode in stale:
             why = f"sampled {_age(episode, step)} updates ago (ajet.task_runner.outside.max_staleness)"
-            leave_without(episode, EpisodeStatus.CANCELLED, Failure("EpisodeStale", why))
+            _leave_untrained(episode, "EpisodeStale", why)
         kept = [episode for episode in group.episodes if episode.usable]
         complete = group.complete and len(kept) >= min(2, self._size)
         if not complete:
             log.warning("a group of task %s is not trained: too few of its episodes are recent enough", group.task_id)
         return EpisodeGroup(group.group_id, group.task_id, kept, [*group.failed, *stale], complete)
+
+
+def _leave_untrained(episode: Episode, kind: str, why: str) -> None:
+    """It counts in no mean. What its user thought of it stays in the record."""
+    leave_without(episode, EpisodeStatus.CANCELLED, Failure(kind, f"{why}; its reward was {episode.reward:g}"))
 
 
 def _age(episode: Episode, step: int) -> int:

@@ -95,9 +95,7 @@ class LocalRun:
         """The current step's new groups that have a gradient."""
         self.learner: Learner
         self.rollouts: Rollouts
-        self.total = 0
-        self.step = 0
-        self.saved = 0
+        self.total = self.step = self.saved = 0
         self.changes = 0
         """The trainer's, when the last step was complete."""
         self.unsaved = False
@@ -132,6 +130,8 @@ class LocalRun:
                     self.rollouts.stop()
                 trained = self.learner.trainer.updates - before
         finally:
+            for episode in self.runtime.external.untrained if self.runtime.external is not None else ():
+                self._write_episode(episode, None, self.step)
             self.recorder.close()
             if hasattr(self, "learner"):
                 self.learner.close()
@@ -249,8 +249,7 @@ class LocalRun:
         logprobs = self.learner.logprobs_before(episodes)
         everyone = [episode for group in groups for episode in (*group.episodes, *group.failed)]
         for episode in everyone:
-            name = episode.episode_id
-            self._write_episode(episode, given.get(name), step, logprobs=logprobs.get(name))
+            self._write_episode(episode, given.get(episode.episode_id), step, logprobs=logprobs.get(episode.episode_id))
         self._notice_barren(everyone)
         self.hints.look_at(step, everyone)
         self.failures.look_at(f"step {step}", everyone)
@@ -265,8 +264,9 @@ class LocalRun:
             "time/train": updated - rolled_out,
             "time/step": time.perf_counter() - began,
         }
-        sampled = metrics.get("episode/sampled_tokens_total", 0.0)
-        metrics["perf/tokens_per_second"] = sampled / max(metrics["time/rollout"], 1e-9)
+        if self.runtime.external is None:  # else they were sampled before this step waited for them
+            sampled = metrics.get("episode/sampled_tokens_total", 0.0)
+            metrics["perf/tokens_per_second"] = sampled / max(metrics["time/rollout"], 1e-9)
         return metrics
 
     def _batch(self, complete: list[EpisodeGroup]) -> list[EpisodeGroup]:
@@ -376,7 +376,7 @@ class LocalRun:
         logprobs: list[FloatArray] | None = None,
     ) -> None:
         external = self.runtime.external
-        task = external.task_of(episode.task_id) if external is not None else self.task_of.get(episode.task_id)
+        task = external.task_of(episode.episode_id) if external is not None else self.task_of.get(episode.task_id)
         self.recorder.record(episode, step, credit, validation=validation, task=task, trainer_logprobs=logprobs)
 
     # ------------------------------------------------------------------------------------------------ checkpoints

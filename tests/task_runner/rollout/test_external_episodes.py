@@ -104,9 +104,52 @@ def test_groups_form_by_task(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         assert all(group.complete for group in groups)
         assert groups[0].episodes[0].metadata == {"user": "u"}
-        task = service.external.task_of("cats")
-        assert task is not None and task.main_query == "cats?"
         assert [one.status for one in service.ended] == [EpisodeStatus.COMPLETED] * 4
+
+    play(scene, monkeypatch)
+
+
+def test_each_episode_keeps_the_task_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service) -> None:
+        asked = ["what?", "who?", "where?"]
+        begun = [await service.begin(main_query=query) for query in asked]
+        given = [service.external.task_of(episode["episode_id"]) for episode in begun]
+        assert [task and task.main_query for task in given] == asked
+
+    play(scene, monkeypatch)
+
+
+def test_what_had_ended_before_it_was_trained_is_kept_with_its_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can play it again."""
+
+    async def scene(service: Service) -> None:
+        whole = [await service.begin(task_id="whole") for _ in range(2)]
+        half, failed, still_open = [await service.begin(task_id=name) for name in ("half", "failed", "open")]
+        for episode, outcome in (
+            (whole[0], {"reward": 0.25}),
+            (whole[1], {"reward": 0.5}),
+            (half, {"reward": 0.75}),
+            (failed, {"failure": "the user left"}),
+        ):
+            await service.call(episode)
+            assert (await service.end(episode, **outcome)).status_code == 200
+        while len(service.ended) < 4:
+            await asyncio.sleep(0.01)
+        taking = asyncio.create_task(service.external.next_groups(2, step=1))
+        await asyncio.sleep(0.01)
+        taking.cancel()  # a run that is interrupted while it waits for the second
+        await asyncio.gather(taking, return_exceptions=True)
+        await service.external.aclose()
+        said = {one.episode_id: one.failure.message for one in service.external.untrained if one.failure}
+        ended = "the run ended before it trained this episode's group; its reward was "
+        assert said == {
+            whole[0]["episode_id"]: f"{ended}0.25",
+            whole[1]["episode_id"]: f"{ended}0.5",
+            half["episode_id"]: f"{ended}0.75",
+            failed["episode_id"]: "the user left",
+            still_open["episode_id"]: "the episode was stopped",
+        }
+        assert not any(one.usable or one.tree.trained_tokens for one in service.external.untrained)
 
     play(scene, monkeypatch)
 
@@ -220,9 +263,11 @@ def test_an_episode_that_waits_for_its_judge_is_recorded_once(
         while service.external._running:
             await asyncio.sleep(0.01)
         await service.external.aclose()
-        recorded = {one.episode_id: (str(one.status), one.reward) for one in service.ended}
+        recorded = {one.episode_id: one for one in service.ended}
         assert len(service.ended) == len(recorded) == 3
-        assert recorded[alone["episode_id"]] == (("cancelled", None) if judge is ByStars else ("completed", 1.0))
+        last = recorded[alone["episode_id"]]
+        assert (last.status, last.reward) == (EpisodeStatus.CANCELLED, None) and last.failure is not None
+        assert last.failure.message.endswith("not judged" if judge is ByStars else "its reward was 1")
 
     play(scene, monkeypatch, judge)
 
@@ -361,6 +406,7 @@ def test_a_stale_group_is_recorded_and_not_trained(monkeypatch: pytest.MonkeyPat
         old, new = await service.external.next_groups(1, step=9)
         assert (old.complete, len(old.episodes), len(old.failed)) == (False, 0, 2)
         assert {one.failure.kind for one in old.failed if one.failure} == {"EpisodeStale"}
+        assert all(one.failure.message.endswith("; its reward was 0") for one in old.failed if one.failure)
         assert new.complete and [one.reward for one in new.episodes] == [1.0, 2.0]
 
     play(scene, monkeypatch)
