@@ -17,6 +17,7 @@ from ajet.backbone.plan import serving_engine
 from ajet.backbone.training_settings import checkpointing, logits_chunk, loss_settings, pack_tokens
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import FeatureUnavailableError
+from ajet.system.processes import main_memory
 
 if TYPE_CHECKING:
     from ajet.config import BackboneName, Config
@@ -47,12 +48,11 @@ class Device(NamedTuple):
     @classmethod
     def here(cls, backbone: BackboneName) -> Device:
         """This machine's: its first GPU, else its main memory. verl and Trinity may run on another machine's GPUs."""
-        import psutil
         import torch
 
         if torch.cuda.is_available():
             return cls("cuda", torch.cuda.get_device_properties(0).total_memory)
-        return cls("cuda", None) if backbone in ("verl", "trinity") else cls("cpu", psutil.virtual_memory().total)
+        return cls("cuda", None) if backbone in ("verl", "trinity") else cls("cpu", main_memory().total)
 
 
 class MemoryPart(NamedTuple):

@@ -124,11 +124,11 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_machine() -> Iterator[Finding]:
-    import psutil
+    from ajet.system.processes import main_memory
 
     cores = len(os.sched_getaffinity(0))
     yield Finding(Sign.OK, "CPU", f"{cores} core{'' if cores == 1 else 's'}")
-    memory = psutil.virtual_memory()
+    memory = main_memory()
     few = memory.available / GIB < MEMORY_GIB
     yield Finding(
         Sign.WARNING if few else Sign.OK,

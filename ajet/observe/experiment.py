@@ -24,14 +24,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
 import yaml
 
 from ajet.observe.logs import FileLog, Masker
 from ajet.observe.metrics import MetricsSink, flatten, make_sinks, rewind_metrics
 from ajet.observe.run_files import EventLog, read_regular
 from ajet.schema.errors import UserError
-from ajet.system.processes import output_of
+from ajet.system.processes import main_memory, output_of
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ _CODE_FILE_BYTES = 256 * 1024
 def run_environment() -> dict[str, str]:
     """The run's commit, versions and machine, by name. Anything absent (a GPU, a package) is left out."""
     found = {"Python": f"{platform.python_version()}, {sys.prefix}", "system": platform.platform()}
-    found["machine"] = f"{os.cpu_count()} cores, {psutil.virtual_memory().total / _GIB:.1f} GiB memory"
+    found["machine"] = f"{os.cpu_count()} cores, {main_memory().total / _GIB:.1f} GiB memory"
     if gpus := output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader", within_s=_WAIT_S):
         found["GPUs"] = "; ".join(gpus.splitlines())
     for label, folder in (("commit here", Path.cwd()), ("commit of ajet", Path(__file__).parent)):

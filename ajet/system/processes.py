@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -325,6 +326,44 @@ def output_of(*command: str, within_s: float) -> str | None:
         return None
     return done.stdout.strip()
 
+
+class MainMemory(NamedTuple):
+    """Bytes of main memory."""
+
+    total: int
+    available: int
+
+
+def main_memory() -> MainMemory:
+    """What this process may use: the machine's, or less if a container or a batch job (a cgroup of either version, or
+    one above it) limits it. Cached files count as available there, too."""
+    machine = psutil.virtual_memory()
+    total, available = machine.total, machine.available
+    for group in _memory_groups():
+        try:
+            two = (group / "memory.max").exists()
+            limit = int((group / ("memory.max" if two else "memory.limit_in_bytes")).read_text())
+            used = int((group / ("memory.current" if two else "memory.usage_in_bytes")).read_text())
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # the root, or `max`: no limit
+            continue
+        used -= sum(int(stat.get(f"{'' if two else 'total_'}{kind}_file", 0)) for kind in ("active", "inactive"))
+        total, available = min(total, limit), min(available, max(0, limit - used))
+    return MainMemory(total, available)
+
+
+def _memory_groups() -> Iterator[Path]:
+    """This process's memory cgroup and those above it. A container may see itself as the topmost one."""
+    file = Path("/proc/self/cgroup")
+    for line in file.read_text().splitlines() if file.exists() else ():
+        _, names, path = line.split(":", 2)
+        if not names or "memory" in names.split(","):
+            place = Path(path.lstrip("/"))
+            for group in (place, *place.parents):
+                yield CGROUPS / ("memory" if names else "") / group
+
+
+CGROUPS = Path("/sys/fs/cgroup")
 
 PIPE_BYTES = 1 << 20
 """Most questions fit into the pipe at once, so that asking is not interrupted again and again."""

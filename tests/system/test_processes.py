@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ajet.system import processes
 from ajet.system.processes import RAY_RUN, end_all, end_recorded, processes_of, recorded, still_running
 
 
@@ -81,3 +82,40 @@ def test_the_leader_is_asked_first_and_a_reused_process_id_is_left_alone(
             assert end_recorded("other") == ["nothing that ajet started is still running"]
             assert end_recorded("p-") == ["ended p-sleeper (1 process)"]
         assert process.wait() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("groups", "files"),
+    [
+        ("0::/\n", {"memory.max": "{limit}\n", "memory.current": "{used}", "memory.stat": "anon 1\n{cached}"}),
+        (
+            "0::/job/step\n",
+            {"job/memory.max": "{limit}", "job/memory.current": "{used}", "job/memory.stat": "{cached}"},
+        ),
+        (
+            "4:cpu,memory:/docker/abc\n0::/\n",  # a container of version 1, which is shown the host's path
+            {
+                "memory/memory.limit_in_bytes": "{limit}",
+                "memory/memory.usage_in_bytes": "{used}",
+                "memory/memory.stat": "active_file 1\ntotal_{cached}",
+            },
+        ),
+        ("0::/job\n", {"job/memory.max": "max\n", "job/memory.current": "5", "job/memory.stat": ""}),
+        ("0::/elsewhere\n", {}),
+    ],
+)
+def test_memory_is_what_the_container_or_job_leaves(
+    groups: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mebi = 1 << 20
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        values = {"limit": 100 * mebi, "used": 70 * mebi, "cached": f"inactive_file {20 * mebi}"}
+        (tmp_path / name).write_text(content.format(**values))
+    read_text, machine = Path.read_text, psutil.virtual_memory()
+    monkeypatch.setattr(processes, "CGROUPS", tmp_path)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    monkeypatch.setattr(Path, "read_text", lambda file: groups if str(file) == "/proc/self/cgroup" else read_text(file))
+    limited = any("{limit}" in content for content in files.values())
+    expected = (100 * mebi, 50 * mebi) if limited else (machine.total, machine.available)
+    assert processes.main_memory() == expected

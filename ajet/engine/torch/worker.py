@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 
@@ -40,6 +39,7 @@ from ajet.engine.torch.runner import DrawState, Runner, Work, draw_tokens
 from ajet.engine.torch.scheduler import CHUNK, DoesNotFitError, Job, Scheduler, Step
 from ajet.schema.chat import Completion
 from ajet.schema.errors import EngineError, ModelCallError
+from ajet.system.processes import main_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -374,7 +374,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    return int(psutil.virtual_memory().available)
+    return main_memory().available
 
 
 def load_into(model: PreTrainedModel, source: Any) -> None:
