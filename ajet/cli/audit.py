@@ -18,6 +18,7 @@ from shlex import join, quote
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ajet.observe.logs import Masker
 from ajet.schema.errors import EXIT_FAILED, ConfigError
 from ajet.schema.printable import printable
 from ajet.system.command_line import ArgumentError, CommandParser, fail
@@ -119,18 +120,16 @@ def _nothing_to_say(found: AuditFigures, stopped: bool) -> str:
 def _advice(decided: AuditVerdict, arguments: Namespace, config: Config) -> list[str]:
     """What to run or to change, line by line."""
     command = join(["ajet", "--conf", str(arguments.conf), *arguments.overrides])
-    if decided.what == "train":
-        return [command]
+    command = Masker(config.model_dump(mode="json")).text(command)
     if decided.what == "change limits":
-        new = f": {decided.value}" if decided.value is not None else ": raise it"
-        return [f"{decided.key}{new}, or ask for shorter replies"]
+        return [f"{decided.key}: {'raise it' if decided.value is None else decided.value}, or ask for shorter replies"]
     if decided.what == "imitate first":
         run = config.experiment_path.with_name(f"{config.experiment_path.name}_cold_start")
         sft = "trainer_common.algorithm.policy_loss=sft trainer_common.algorithm.sft.demonstrations=talks.jsonl"
         talks = 'talks.jsonl: conversations that succeed, one a line ({"messages": […]})'
         own = f"experiment_name={run.name}" if config.ajet.experiment_dir == "auto" else f"experiment_dir={run}"
         return [f"{command} {quote(own)} {sft}", talks, f"then train: {quote(f'model.path={run}/hf')}"]
-    return []
+    return [command] if decided.what == "train" else []
 
 
 Script = tuple[str, str]

@@ -89,6 +89,13 @@ def test_a_toy_that_can_be_trained(toy: Path, capsys: pytest.CaptureFixture[str]
     assert said["verdict"]["what"] == "train" and said["advice"] == ["ajet --conf toy.yaml"]
 
 
+def test_the_command_that_is_advised_holds_no_secret(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit("helper.model=m", "helper.base_url=http://h/v1", "helper.api_key=topsecret-0815") == 0
+    said = capsys.readouterr()
+    assert "helper.base_url=http://h/v1 helper.api_key=********\n" in said.out
+    assert "topsecret" not in said.out + said.err
+
+
 def test_a_task_that_is_never_solved(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (toy / "replies.yaml").write_text('["no idea"]')
     assert audit() == 1
