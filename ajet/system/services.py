@@ -37,6 +37,8 @@ START_S = 600.0
 """How long a `--with-NAME` service may take until it answers."""
 RESTARTS = 3
 """How often a `--with-NAME` service is started again."""
+LAST_BYTES = 4000
+"""How much of a service's log, which may be large, is read for its last lines."""
 NOTICE_S = 15.0
 """How often, in seconds, a wait is mentioned on the terminal."""
 
@@ -180,7 +182,10 @@ class Started:
 
     def last_lines(self) -> str:
         """The end of what it wrote."""
-        return "\n    ".join(self.log.read_text(errors="replace").strip().splitlines()[-5:])
+        with self.log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
+            text = file.read().decode(errors="replace")
+        return "\n    ".join(text.strip().splitlines()[-5:])
 
 
 def with_our_programs(env: dict[str, str]) -> dict[str, str]:
@@ -214,8 +219,15 @@ def start_command(
         )
     leader = psutil.Process(process.pid)  # not reaped yet, so its id is still its own
     started = Started(process, log_file)
-    with recorded(mark, name, prefix, process.pid, shlex.join(command)):
-        try:
+
+    def end() -> None:
+        end_all(STARTED_BY, mark, PATIENCE_S, leader=leader)
+        process.poll()
+
+    with ExitStack() as ending:
+        ending.callback(end)
+        # once it is recorded, it ends before its record is removed
+        with recorded(mark, name, prefix, process.pid, shlex.join(command)), ending.pop_all():
             time.sleep(0.2)  # long enough for a script that can't start at all to end
             if process.poll() not in (None, 0):
                 raise ServiceError(
@@ -223,9 +235,6 @@ def start_command(
                 )
             say(f"started {prefix}{name} (pid {process.pid}, log {log_file})")
             yield started
-        finally:
-            end_all(STARTED_BY, mark, PATIENCE_S, leader=leader)
-            process.poll()
 
 
 def wait_for(service: Service, started: Started, ending: threading.Event, say: Callable[[str], None]) -> None:

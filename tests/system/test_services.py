@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 
 from ajet.config import load_config, make_config
 from ajet.schema.errors import ConfigError
-from ajet.system.services import Service, ServiceError, start_service, wanted_services, yaml_services
+from ajet.system.services import Service, ServiceError, Started, start_service, wanted_services, yaml_services
 from support.ports import free_port
 from support.waiting import wait_until
 
@@ -44,6 +46,27 @@ def test_the_run_waits_until_it_answers_and_nothing_is_left(capsys: pytest.Captu
     assert "started world (pid " in capsys.readouterr().out
     (log,) = Path("state").glob("world-*.log")
     assert log.read_text().startswith("hello")
+
+
+def test_one_that_cannot_be_recorded_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: Path, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+
+    before = set(psutil.Process().children(recursive=True))
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"), start_service(service("sleep 99")):
+        pass
+    assert not set(psutil.Process().children(recursive=True)) - before
+
+
+def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        file.truncate(1 << 40)  # more than any machine's memory; a sparse file takes no room
+    with log.open("ab") as file:
+        file.write("\nkein Öl\nno data\n".encode())
+    with subprocess.Popen("true") as process:
+        assert Started(process, log).last_lines().endswith("\n    kein Öl\n    no data")
 
 
 def test_our_own_command_is_found_without_an_activated_environment(monkeypatch: pytest.MonkeyPatch) -> None:
