@@ -217,7 +217,7 @@ def _run(find: Callable[[], Run], arguments: list[str]) -> int:
         return fail(str(error), error.exit_code)
     except AjetError as error:  # of a model's or helper's server, for example
         return fail(str(error), EXIT_FAILED)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         if (advice := place_advice(error)) is None:
             raise
         return fail(advice)

@@ -85,11 +85,15 @@ ADVICE = {
     errno.ELOOP: "its links lead in a circle: choose another place",
 }
 """What the user can do about an operating system's refusal."""
+NO_HOME = "Could not determine home directory."
+"""What `Path.home` and `Path.expanduser` raise, where the user isn't known to the system or `~name` names nobody."""
 
 
 def place_advice(error: BaseException, else_in: Path | None = None) -> str | None:
     """The message, or None if the error is none of these. `else_in`: where a disk was full, if the error doesn't
     say."""
+    if isinstance(error, RuntimeError) and str(error) == NO_HOME:
+        return "there is no home folder for a path that begins with ~\n    set HOME, or write the path in full"
     if isinstance(error, shutil.Error):
         error = _first_of(error)
     if not isinstance(error, OSError) or error.errno not in ADVICE:

@@ -62,3 +62,15 @@ def test_what_to_do_at_the_limit_of_open_files() -> None:
     advice = place_advice(OSError(errno.EMFILE, "Too many open files"))
     assert advice is not None and advice.startswith("this process: Too many open files\n")
     assert "rollout.max_env_worker" in advice
+
+
+def test_a_home_that_is_not_known(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a container whose user has no name, or for a `~name` that is mistyped."""
+    monkeypatch.delenv("AJET_STATE_DIR", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda _: {}["nobody"])
+    assert main(["--kill"]) == 2
+    assert capsys.readouterr().err == (
+        "error: there is no home folder for a path that begins with ~\n    set HOME, or write the path in full\n"
+    )
