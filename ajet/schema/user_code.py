@@ -213,7 +213,7 @@ OUTSIDE_FOLDER = "attempted relative import beyond top-level package"
 
 def _load_file(file: Path) -> ModuleType:
     """Import a file under a unique name."""
-    package = PACKAGE + hashlib.sha256(str(file.parent).encode()).hexdigest()[:12]
+    package = PACKAGE + hashlib.sha256(os.fsencode(file.parent)).hexdigest()[:12]
     name = f"{package}.{file.stem.replace('.', '_')}"
     with _files.import_of(name) as known:
         if known is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import subprocess
 import sys
 import textwrap
@@ -33,6 +34,10 @@ def test_two_files_of_one_name_do_not_collide(tmp_path: Path) -> None:
     assert load_symbol(f"{a}->Flow").place == "a"
     assert load_symbol(f"{b}->Flow").place == "b"
     assert load_symbol(f"{a}->Flow") is load_symbol(f"{a}->Flow")
+
+
+def test_a_folder_whose_name_is_no_unicode(tmp_path: Path) -> None:
+    assert load_symbol(f"{write(tmp_path / os.fsdecode(b'b' + bytes([233])) / 'flow.py', 'class Flow: pass')}->Flow")
 
 
 @pytest.mark.parametrize("statement", ["from helper import NAME", "from .helper import NAME"])
