@@ -185,6 +185,10 @@ BOOT = (
 )
 
 
+WITH_SERVER = "ended with the process that forked it"
+"""How a process ended whose server was killed, by the system's lack of memory for example."""
+
+
 class ForkingClient:
     """Starts a `ForkingServer` and sends it commands, from one event loop. `ready` waits for its imports."""
 
@@ -296,7 +300,7 @@ class ForkingClient:
             )
         for ended in self._exits.values():
             if not ended.done():
-                ended.set_result("ended with the process that forked it")
+                ended.set_result(WITH_SERVER)
 
     def _receive(self) -> None:
         assert self._ready is not None

@@ -164,7 +164,7 @@ class WorkflowResult:
     failure: Failure | None = None
     failed_in: Literal["", "workflow", "output", "judge", "isolation"] = ""
     """`output`: what the workflow returned, or a reward that it gave, is invalid. `isolation`: its process could not be
-    started."""
+    started, or was lost with the one that forked it, or with its runner."""
     model_error: str = ""
     """Code of the model call's error that the workflow didn't catch (see `ajet.schema.errors`)."""
     environment_error: Literal["", "fault", "unavailable"] = ""

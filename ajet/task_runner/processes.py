@@ -26,7 +26,7 @@ from ajet.environment.environment import EnvironmentSource, find_source
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Failure
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.task import WorkflowTask
-from ajet.system.forking import PACKET, ForkingClient
+from ajet.system.forking import PACKET, WITH_SERVER, ForkingClient
 from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider, WorkflowResult
 from ajet.task_runner.environments import EnvironmentEndings, environment_settings
 from ajet.task_runner.worker import FREE, LINE_LIMIT
@@ -294,6 +294,8 @@ class _AttemptInProcess:
         else:
             why = ""
         how = await worker.ending()
+        if how == WITH_SERVER:  # through no fault of the attempt's
+            phase, raised = "isolation", False
         owner = {"judge": "the judge's", "workflow": "the workflow's"}.get(phase, "the")
         failure = Failure("WorkflowFault", f"{owner} process {how}{why}", worker.written())
         if phase == "judge":

@@ -59,6 +59,9 @@ class Agent(Workflow):
             with open(workflow_task.task.metadata["file"], "w") as file:
                 file.write(str(child.pid))
             time.sleep(60)
+        if act == "hang once" and not os.path.exists(workflow_task.task.metadata["file"]):
+            open(workflow_task.task.metadata["file"], "w").close()
+            time.sleep(60)
         if act.startswith("detach"):
             detach(workflow_task.task.metadata["file"])
             time.sleep(60 if act == "detach and hang" else 0)
@@ -364,18 +367,17 @@ def test_a_task_that_is_no_json_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_dies_is_replaced(tmp_path: Path) -> None:
+def test_a_fork_server_that_dies_is_replaced_and_its_episodes_are_run_again(tmp_path: Path) -> None:
     async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         assert isinstance(runner.attempts, ProcessRunner)
         await runner.attempts.ready()
-        file = tmp_path / "pid"
-        running = asyncio.ensure_future(episode_of(runner, "spawn", file=str(file)))
-        await until(lambda: file.exists() and file.read_text())
+        file = tmp_path / "begun"
+        running = asyncio.ensure_future(episode_of(runner, "hang once", file=str(file)))
+        await until(file.exists)
         os.kill(runner.attempts.workers._server._process.pid, signal.SIGKILL)
         episode = await running
-        assert episode.status is EpisodeStatus.WORKFLOW_ERROR
+        assert (episode.status, episode.reward) == (EpisodeStatus.COMPLETED, 5.0), episode.failure
         assert (await episode_of(runner, "talk")).reward == 5.0
-        os.kill(int(file.read_text()), signal.SIGKILL)
 
     play(tmp_path, scene)
 
