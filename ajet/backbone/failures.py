@@ -1,9 +1,9 @@
 """What a run says and does about steps that went wrong.
 
 `FailureWatch` looks at failed episodes: a judge that keeps failing ends the run, and so do an environment or a helper
-model that is down, and a workflow that never asks the tuned model; dropped episodes are allowed, but they select what
-is trained, which the log says. `GapWatch` warns of
-a trainer that doesn't compute what the engine sampled.
+model that is down, a workflow that never asks the tuned model, and several steps without a usable episode; dropped
+episodes are allowed, but they select what is trained, which the log says. `GapWatch` warns of a trainer that doesn't
+compute what the engine sampled.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ajet.backbone.metrics import played, without_calls
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
-from ajet.schema.errors import JudgeFailedError, NoModelCallError, ServiceFailedError
+from ajet.schema.errors import ConfigError, JudgeFailedError, NoModelCallError, ServiceFailedError
 from ajet.task_judge.helper import HelperError
 from ajet.task_runner.endings import dropped_by
 from ajet.task_runner.environments import load_workflow
 
 if TYPE_CHECKING:
     from ajet.config import Config
+    from ajet.observe.progress_state import FailureTally
 
 log = logging.getLogger("ajet.backbone")
 
@@ -87,7 +88,6 @@ def advice(config: Config) -> str:
     if not found:
         return ADVICE
     first = min(found, key=lambda client: client.has_address)
-    # in one line: of an error on Ray, the terminal shows the first
     return f"in {first.file}:{first.line}, instead of `{first.source}`, write {first.instead}"
 
 
@@ -156,6 +156,10 @@ def warn_of(step: int, metrics: Mapping[str, float]) -> None:
         )
 
 
+BARREN_STEPS = 5
+"""A run ends after this many steps in a row without a usable episode: something is wrong that training won't fix."""
+
+
 class FailureWatch:
     """One per run."""
 
@@ -166,6 +170,23 @@ class FailureWatch:
         self._helper = config.ajet.helper.base_url
         self._calls = ModelCallWatch(config) if trains else None
         self._warned = not trains
+        self._barren = 0
+
+    def look_at_step(self, step: int, episodes: Sequence[Episode], tally: FailureTally) -> None:
+        """`look_at` for a training step. Raise `ConfigError` if it is one of several in a row without a usable episode,
+        with the run's failures so far."""
+        self.look_at(f"step {step}", episodes)
+        self._barren = 0 if any(episode.usable for episode in episodes) else self._barren + 1
+        if self._barren < BARREN_STEPS:
+            return
+        # cancelled episodes are a consequence: the rest of a group that can't become complete is stopped
+        told = played(episodes) or episodes
+        failures = [episode.failure.in_short for episode in told if episode.failure is not None]
+        why = "".join(f"\n    {line}" for line in tally.lines()) or f" {failures[-1] if failures else 'none given'}"
+        raise ConfigError(
+            f"{self._barren} steps in a row had no usable episode. {tally.failures} of {tally.episodes} episodes "
+            f"failed:{why}\n    `--backbone=debug` runs two of them and shows each turn and traceback"
+        )
 
     def look_at_groups(self, when: str, groups: Sequence[EpisodeGroup]) -> None:
         """`look_at` for all episodes of these groups."""

@@ -6,8 +6,9 @@ import pytest
 
 from ajet.backbone.failures import FailureWatch, GapWatch, warn_of
 from ajet.config import Config
+from ajet.observe.progress_state import FailureTally
 from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeStatus, Failure, Ledger
-from ajet.schema.errors import JudgeFailedError, ServiceFailedError
+from ajet.schema.errors import ConfigError, JudgeFailedError, ServiceFailedError
 
 
 def episodes(status: EpisodeStatus, count: int, failure: Failure | None = None) -> list[Episode]:
@@ -48,6 +49,20 @@ def test_an_environment_or_a_helper_that_is_down_ends_the_run_after_its_first_st
     with pytest.raises(ServiceFailedError, match=r"helper model failed in all 4 .* ajet\.helper .*Connection error"):
         FailureWatch(config).look_at("step 1", unhelped)
     FailureWatch(CONFIG).look_at("step 1", unhelped)
+
+
+def test_several_steps_without_a_usable_episode_end_the_run() -> None:
+    watch, tally = FailureWatch(CONFIG), FailureTally()
+    failed = episodes(EpisodeStatus.WORKFLOW_ERROR, 2, Failure("KeyError", "'search'"))
+    for step in range(1, 10):
+        everyone = [*failed, *well(1)] if step == 5 else failed
+        for episode in everyone:
+            tally.add(episode)
+        watch.look_at_step(step, everyone, tally)
+    with pytest.raises(
+        ConfigError, match=r"^5 steps in a row .* 18 of 19 .* failed:\n    18 × workflow_error, KeyError: 'se"
+    ):
+        watch.look_at_step(10, failed, tally)
 
 
 def test_many_drops_are_said_once_with_the_key(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.failures import ModelCallWatch
 from ajet.backbone.local import run
 from ajet.backbone.ray.collector import EpisodeCollector
-from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.payload import RunError, RunPayload
 from ajet.config import Config, make_config
 from ajet.config.loader import load_config
 from ajet.observe.experiment import ExperimentFolder
@@ -147,7 +147,8 @@ def test_on_ray_the_collector_reports_it(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     yaml = project(tmp_path)
     config = load_config(yaml, [], backbone="verl")
-    payload = RunPayload(config.model_dump(mode="json"), str(tmp_path), str(yaml), "tiny:qwen2").encode()
+    reports = str(tmp_path)
+    payload = RunPayload(config.model_dump(mode="json"), reports, str(yaml), "tiny:qwen2", reports=reports).encode()
 
     async def first_step() -> str | None:
         collector = EpisodeCollector(payload)
@@ -156,7 +157,8 @@ def test_on_ray_the_collector_reports_it(tmp_path: Path, monkeypatch: pytest.Mon
         return await collector.failure()
 
     reason = asyncio.run(first_step()) or ""
-    assert reason.startswith("NoModelCallError: no model call was recorded: 2 of the 2 episodes of step 1")
+    assert RunError.read(tmp_path) == RunError(reason, users=True)
+    assert reason.startswith("no model call was recorded: 2 of the 2 episodes of step 1")
     assert "own = AsyncOpenAI()" in reason and "\n" not in reason
 
 

@@ -212,6 +212,25 @@ def recorded_steps(experiment: Path) -> list[int]:
         return []
 
 
+def run_that_always_fails(backbone: str, folder: Path, *overrides: str) -> None:
+    """A workflow that raises in every episode ends the run as on `local`, with its error."""
+    folder.mkdir(exist_ok=True)
+    (folder / "broken.py").write_text(
+        "from ajet import Workflow\n"
+        "class Broken(Workflow):\n"
+        "    async def execute(self, workflow_task, tuner):\n"
+        "        raise KeyError('the answer is missing')\n"
+    )
+    broken = f"ajet.rollout.user_workflow={folder / 'broken.py'}->Broken"
+    said = run(backbone, folder, "ajet.trainer_common.total_training_steps=8", broken, *overrides, code=2)
+    assert "error: 5 steps in a row had no usable episode. 80 of 80 episodes failed:\n    80 × workflow_error" in said
+    assert "warning: workflow_error in episode" in said  # as soon as the first has failed
+    log = (folder / "say_vowels" / "run.log").read_text()
+    assert "in execute\\n    raise KeyError" in log, "the traceback is there"
+    assert recorded(folder / "say_vowels") == dict.fromkeys(range(1, 6), 16)
+    assert left_behind() == {}
+
+
 PROGRAM = """
 import json, os, urllib.request
 body = {"model": os.environ["AJET_MODEL"], "messages": [{"role": "user", "content": "Say vowels."}]}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ from ajet.observe.metrics import read_metrics
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.running_total import RunningTotal
-from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, FloatArray
+from ajet.schema.episode import Episode, EpisodeGroup, FloatArray
 from ajet.schema.errors import EXIT_FAILED, ConfigError
 from ajet.schema.task import Task
 from ajet.system.interruption import interrupted_when_whole
@@ -57,9 +56,6 @@ if TYPE_CHECKING:
     from ajet.observe.experiment import ExperimentFolder
 
 log = logging.getLogger("ajet.backbone.local")
-
-BARREN_STEPS = 5
-"""A run ends after this many steps in a row without a usable episode: something is wrong that training won't fix."""
 
 
 class LocalRun:
@@ -95,12 +91,13 @@ class LocalRun:
         """The current step's new groups that have a gradient."""
         self.learner: Learner
         self.rollouts: Rollouts
-        self.total = self.step = self.saved = 0
+        self.total = 0
+        self.step = 0
+        self.saved = 0
         self.changes = 0
         """The trainer's, when the last step was complete."""
         self.unsaved = False
         """The latest checkpoint could not be written."""
-        self.barren = 0
         self.hints = Hints()
         self.failures = FailureWatch(config)
         self.early_stop = EarlyStop.from_config(config, len(self.validation_tasks))
@@ -249,10 +246,10 @@ class LocalRun:
         logprobs = self.learner.logprobs_before(episodes)
         everyone = [episode for group in groups for episode in (*group.episodes, *group.failed)]
         for episode in everyone:
-            self._write_episode(episode, given.get(episode.episode_id), step, logprobs=logprobs.get(episode.episode_id))
-        self._notice_barren(everyone)
+            name = episode.episode_id
+            self._write_episode(episode, given.get(name), step, logprobs=logprobs.get(name))
         self.hints.look_at(step, everyone)
-        self.failures.look_at(f"step {step}", everyone)
+        self.failures.look_at_step(step, everyone, self.progress.state.tally)
         metrics = episode_metrics(everyone, success_threshold=self.threshold)
         metrics |= extra | credit.metrics | ledger_metrics(everyone)
         metrics |= step_names(metrics)
@@ -313,19 +310,6 @@ class LocalRun:
         self.reader_state = self.stream.state_dict()
         metrics["time/step"] = time.perf_counter() - began
         return metrics
-
-    def _notice_barren(self, episodes: Sequence[Episode]) -> None:
-        self.barren = 0 if any(episode.usable for episode in episodes) else self.barren + 1
-        if self.barren >= BARREN_STEPS:
-            # cancelled episodes are a consequence: the rest of a group that can't become complete is stopped
-            told = [episode for episode in episodes if episode.status is not EpisodeStatus.CANCELLED]
-            failures = [episode.failure.in_short for episode in told or episodes if episode.failure is not None]
-            tally = self.progress.state.tally
-            why = "".join(f"\n    {line}" for line in tally.lines()) or f" {failures[-1] if failures else 'none given'}"
-            raise ConfigError(
-                f"{self.barren} steps in a row had no usable episode. {tally.failures} of {tally.episodes} episodes "
-                f"failed:{why}\n    `--backbone=debug` runs two of them and shows each turn and traceback"
-            )
 
     # ------------------------------------------------------------------------------------------------ around it
 

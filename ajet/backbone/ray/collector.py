@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,8 @@ import ray
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.metrics import episode_metrics, step_names
 from ajet.backbone.plan import BEFORE_THE_FIRST
-from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.payload import EPISODE_METRICS, WARNINGS, RunError, RunPayload
+from ajet.backbone.ray.watcher import WarningRelay
 from ajet.backbone.report import validation_metrics
 from ajet.context_tracker import TrackerSettings
 from ajet.context_tracker.samples import episode_samples
@@ -47,10 +49,11 @@ class EpisodeCollector:
     def __init__(self, payload: str) -> None:
         self._run = RunPayload.decode(payload)
         self._run.enter()
+        relay_warnings(self._run.reports)
         self._config = self._run.load_config()
         self._groups: dict[str, EpisodeGroup] = {}
         self._task_of: dict[str, Task] = {}
-        self._failure: asyncio.Future[str] | None = None
+        self._failure: asyncio.Future[RunError] | None = None
         self._recorder = self._open_recorder()
         self._tally = FailureTally()
         self._failures = FailureWatch(self._config)
@@ -64,18 +67,19 @@ class EpisodeCollector:
         self._groups[uid] = group
         self._task_of[group.task_id] = task
 
-    async def report_failure(self, reason: str) -> None:
+    async def report_failure(self, error: RunError) -> None:
         """A process can't go on. The first reason counts."""
         if not self._first_failure().done():
-            self._first_failure().set_result(reason)
+            self._first_failure().set_result(error)
+            error.write(self._run.reports)
 
     async def wait_for_failure(self) -> str:
         """Return the first reason why the run can't go on."""
-        return await asyncio.shield(self._first_failure())
+        return (await asyncio.shield(self._first_failure())).text
 
     async def failure(self) -> str | None:
         """The first reason that was reported, if there is one."""
-        return self._first_failure().result() if self._first_failure().done() else None
+        return self._first_failure().result().text if self._first_failure().done() else None
 
     async def end_validation(self, step: int, prefix: str) -> None:
         """The groups whose names begin with this are a whole validation."""
@@ -99,12 +103,15 @@ class EpisodeCollector:
         for episode in episodes:
             self._tally.add_and_log(episode)
         try:
-            self._failures.look_at(f"the validation after step {step}" if validation else f"step {step}", episodes)
+            if validation:
+                self._failures.look_at(f"the validation after step {step}", episodes)
+            else:
+                self._failures.look_at_step(step, episodes, self._tally)
         except UserError as error:
-            await self.report_failure(f"{type(error).__name__}: {error}")
+            await self.report_failure(RunError.of(error))
         return metrics
 
-    def _first_failure(self) -> asyncio.Future[str]:
+    def _first_failure(self) -> asyncio.Future[RunError]:
         if self._failure is None:
             self._failure = asyncio.get_running_loop().create_future()
         return self._failure
@@ -147,9 +154,15 @@ class EpisodeCollector:
         self._recorder.flush()
 
     def _write(self, step: int, metrics: dict[str, float]) -> None:
-        if self._run.metrics_file:
-            with Path(self._run.metrics_file).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, "data": metrics}) + "\n")
+        with Path(self._run.reports, EPISODE_METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "data": metrics}) + "\n")
+
+
+def relay_warnings(reports: str) -> None:
+    """Have the launcher log this process's warnings too, if it is on this machine: Ray's log has them without their
+    tracebacks."""
+    if reports and Path(reports).is_dir():
+        logging.getLogger().addHandler(WarningRelay(Path(reports, WARNINGS)))
 
 
 class GroupRunner:
@@ -160,6 +173,7 @@ class GroupRunner:
 
     def __init__(self, run: RunPayload, make_engine: Callable[[Config], Engine], *, workers: int = 1) -> None:
         run.enter()
+        relay_warnings(run.reports)
         self.config = run.load_config()
         self.collector = ray.get_actor(COLLECTOR)
         self._make_engine = make_engine
@@ -177,6 +191,10 @@ class GroupRunner:
     def samples(self, episode: Episode) -> list[Sample]:
         """The episode's linear samples."""
         return episode_samples(episode, self._tracker_settings)[0]
+
+    async def report(self, error: BaseException) -> None:
+        """Nothing can be run any more."""
+        await self.collector.report_failure.remote(RunError.of(error))
 
     async def open(self) -> None:
         """Get ready for episodes: everything that is opened once. Raises a UserError."""

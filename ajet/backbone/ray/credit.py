@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.schema.episode import Episode, EpisodeGroup, Sample
+from ajet.schema.episode import Episode, Sample
 from ajet.trainer.credit import (
     CreditSettings,
     EpisodeCredit,
@@ -42,8 +42,6 @@ LEAF = "ajet_leaf"
 """Tag of a row: the call that its path leads to, even if the row was cut before it."""
 ROWLESS = "ajet_rowless"
 """Tag of a group's first row: summaries of the group's episodes that have no row. They count in the baseline."""
-GROUP = "ajet_group"
-"""Tag of a prompt: how its group ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +87,6 @@ def rowless_tag(episodes: Sequence[Episode]) -> str:
     return json.dumps([summary_of(episode, []).to_json() for episode in episodes])
 
 
-def group_tag(group: EpisodeGroup) -> dict[str, Any]:
-    """What the driver learns about a group besides its rows."""
-    failures = (episode.failure for episode in group.failed if episode.failure is not None)
-    return {
-        "complete": group.complete,
-        "failure": next((f"{failure.kind}: {failure.message}" for failure in failures), ""),
-    }
-
-
 @dataclass(slots=True)
 class BatchCredit:
     """The credit of each row, in the order given."""
@@ -116,10 +105,11 @@ def credit_batch(
     keys: Sequence[str], tags: Sequence[Tag], settings: CreditSettings, *, imitate_from: float | None = None
 ) -> BatchCredit:
     """Credit for rows named `{group}_{episode}_{row}`. A row without a summary stands for a group of which no episode
-    has a row.
+    has a row, or which is left out as incomplete.
 
     `imitate_from`: supervised fine-tuning on the episodes with at least this reward. If no row of the batch has a
-    gradient, its rows stay with weight 0, because verl can't skip a step.
+    gradient, those of episodes stay with weight 0, because verl can't skip a step; without any, those without a
+    summary.
     """
     groups: dict[str, dict[str, EpisodeSummary]] = {}
     for key, tag in zip(keys, tags, strict=True):
@@ -129,7 +119,7 @@ def credit_batch(
             members[episode] = EpisodeSummary.from_json(json.loads(tag[SUMMARY]))
         for rowless in map(EpisodeSummary.from_json, json.loads(tag.get(ROWLESS, "[]"))):
             members[f"rowless {rowless.episode_id}"] = rowless
-    summaries = [list(members.values()) for members in groups.values()]
+    summaries = [list(members.values()) for members in groups.values() if members]
     if imitate_from is None:
         credit = compute_credit(summaries, settings)
     else:
@@ -144,6 +134,8 @@ def credit_batch(
         advantages.append(row_advantages)
         weights.append(row_weights)
     trained = [bool(row.any()) for row in weights]
+    if not any(trained):
+        trained = [SUMMARY in tag for tag in tags]
     if not any(trained):
         trained = [True] * len(trained)
     return BatchCredit(advantages, weights, trained, credit.episodes, credit.metrics)

@@ -24,7 +24,7 @@ from ajet.backbone.checks import refuse_no_validation
 from ajet.backbone.failures import GapWatch
 from ajet.backbone.plan import BEFORE_THE_FIRST, training_steps
 from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
-from ajet.backbone.ray.payload import DriverInput, RunPayload
+from ajet.backbone.ray.payload import EPISODE_METRICS, WARNINGS, DriverInput, RunError, RunPayload
 from ajet.backbone.ray.start import (
     ClusterPlace,
     ray_environment,
@@ -35,6 +35,7 @@ from ajet.backbone.ray.watcher import (
     SILENCE_S,
     BackboneFailedError,
     MetricsTail,
+    RelayedWarnings,
     Source,
     last_error,
     started_child,
@@ -42,7 +43,7 @@ from ajet.backbone.ray.watcher import (
 )
 from ajet.backbone.report import exit_code, show_report
 from ajet.observe.progress import Progress
-from ajet.schema.errors import ConfigError, FeatureUnavailableError
+from ajet.schema.errors import ConfigError, FeatureUnavailableError, UserError
 from ajet.system.processes import RAY_RUN, end_all
 from ajet.task_runner.remote import ANY_HOST, runner_key
 
@@ -55,8 +56,8 @@ log = logging.getLogger(__name__)
 
 SCRATCH = Path("/tmp")
 SCRATCH_NAME = "ajv"
-DRIVER_INPUT, EPISODE_METRICS, ERROR = "run.json", "episodes.jsonl", "error.txt"
-"""Files in the private folder: for the driver, from the collector, from the driver."""
+DRIVER_INPUT = "run.json"
+"""File in the private folder, for the driver."""
 
 
 class BackboneAdapter(Protocol):
@@ -122,7 +123,7 @@ def run(adapter: BackboneAdapter, config: Config, experiment: ExperimentFolder, 
         stack.callback(end_all, RAY_RUN, mark)
         prepared = prepare(adapter, config, experiment, scratch, machine)
         ray = stack.enter_context(ray_settings(options, place, scratch, machine, environment))
-        given = DriverInput(prepared.settings, prepared.payload, ray, place.nodes if place else 0, str(scratch / ERROR))
+        given = DriverInput(prepared.settings, prepared.payload, ray, place.nodes if place else 0)
         given.write(scratch / DRIVER_INPUT)
         if config.ajet.task_runner.wrapper_type == "remote":
             log.warning("%s", how_to_connect(config))
@@ -167,11 +168,13 @@ def _watch_driver(
         silence_s = max(SILENCE_S, 2 * config.ajet.rollout.episode_timeout)
         gap = GapWatch(machine.dtype(config.ajet.model.dtype))
         sources = [episodes, *adapter.sources(config, scratch)]
-        code = watch(child, sources, experiment, progress, gap, silence_s=silence_s)
+        warnings = RelayedWarnings(scratch / WARNINGS)
+        code = watch(child, sources, warnings, experiment, progress, gap, silence_s=silence_s)
     if code != 0:
-        error_file = scratch / ERROR
-        said = error_file.read_text(encoding="utf-8") if error_file.exists() else ""
-        reason = experiment.masker.text(said) or last_error(prepared.log)
+        reported = RunError.read(scratch)
+        if reported is not None and reported.users:
+            raise UserError(experiment.masker.text(reported.text))
+        reason = last_error(prepared.log) if reported is None else experiment.masker.text(reported.text)
         raise BackboneFailedError(f"{adapter.title} ended with exit code {code}: {reason}\n    its log: {prepared.log}")
 
 
@@ -226,7 +229,7 @@ def prepare(
         yaml_path=str(config.yaml_path.resolve()) if config.yaml_path else "",
         model_path=model_path,
         experiment_dir=str(experiment.path.resolve()),
-        metrics_file=str(scratch / EPISODE_METRICS),
+        reports=str(scratch),
         total_steps=steps,
         resumed_step=resumed,
         runner_key=runner_key() if config.ajet.task_runner.wrapper_type == "remote" else "",

@@ -10,18 +10,22 @@ import os
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ajet.backbone.ray.start import JOIN_DEADLINE_S
 from ajet.config import Config
-from ajet.schema.errors import AjetError
+from ajet.schema.errors import AjetError, UserError
 from ajet.schema.task import Task
 from ajet.system.processes import die_with
 from ajet.task_reader import TaskStream, build_reader, read_training_tasks, read_validation_tasks
 from ajet.task_runner.remote import KEY_VARIABLE
 
+EPISODE_METRICS, ERROR, WARNINGS = "episodes.jsonl", "error.json", "warnings.jsonl"
+"""Files in the launcher's private folder: from the collector, from the first that can't go on, from those that run
+episodes."""
 KEY = "ajet_run"
 """Key under verl's `data`, which reaches the dataset, the workers and the driver alike."""
 
@@ -39,8 +43,8 @@ class RunPayload:
     model_path: str
     experiment_dir: str = ""
     """Where the head node records episodes; empty: nowhere."""
-    metrics_file: str = ""
-    """Where the head node writes the metrics of episodes; empty: nowhere."""
+    reports: str = ""
+    """The launcher's private folder, on its machine, the head node: what is written there for it."""
     total_steps: int = 0
     resumed_step: int | None = None
     """The step after which the run goes on; None: from the start."""
@@ -98,6 +102,32 @@ def validation_tasks(config: Config) -> list[Task]:
     return read_validation_tasks(build_reader(config))
 
 
+@dataclass(frozen=True, slots=True)
+class RunError:
+    """Why a run can't go on, as its processes report it and the launcher says it."""
+
+    text: str
+    users: bool
+    """Whether it is the user's to correct, and so said as any backbone says it."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> RunError:
+        """Of an exception, or of the one that Ray wraps in it; those that aren't ours are named."""
+        error = getattr(error, "cause", None) or error
+        ours = isinstance(error, AjetError)
+        return cls(str(error) if ours else f"{type(error).__name__}: {error}", isinstance(error, UserError))
+
+    def write(self, reports: str) -> None:
+        """The first counts."""
+        with suppress(FileExistsError), Path(reports, ERROR).open("x", encoding="utf-8") as file:
+            json.dump(asdict(self), file)
+
+    @classmethod
+    def read(cls, reports: Path) -> RunError | None:
+        file = reports / ERROR
+        return cls(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+
+
 T = TypeVar("T")
 
 RAY_STARTS = 3
@@ -116,8 +146,6 @@ class DriverInput:
     """Arguments of `ray.init`."""
     nodes: int
     """Machines to wait for; 0: none."""
-    error_file: str
-    """Where the driver writes what went wrong."""
 
     def write(self, path: Path) -> None:
         """Readable by this user alone."""
@@ -136,7 +164,7 @@ def run_driver(path: str, run: Callable[[DriverInput], None]) -> None:
     try:
         run(given)
     except AjetError as error:
-        Path(given.error_file).write_text(str(error), encoding="utf-8", errors="backslashreplace")
+        RunError.of(error).write(RunPayload.decode(given.payload).reports)
         raise
 
 

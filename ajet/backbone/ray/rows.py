@@ -16,12 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.backbone.ray.credit import (
-    GROUP,
     LEAF,
     ROWLESS,
     SEGMENTS,
     SUMMARY,
-    group_tag,
     rowless_tag,
     segments_of,
     summary_of,
@@ -81,17 +79,24 @@ def group_rows(group: EpisodeGroup, samples: Sequence[Sequence[Sample]], *, step
     """The rows of a complete group; a blank one if nothing of it can be trained, because its episodes count."""
     pairs = list(zip(group.episodes, samples, strict=True))
     rows = [row for episode, mine in pairs for row in rows_of(episode, mine, uid=group.group_id, step=step)]
-    rows = rows or [blank_row(group.group_id, step=step)]
+    rows = rows or [stand_in(group.group_id, step=step)]
     rows[0].tag[ROWLESS] = rowless_tag([episode for episode, mine in pairs if not mine])
     return rows
 
 
+def stand_in(name: str, *, step: int) -> Row:
+    """The row of a group of which nothing is trained. Its token counts as sampled, because verl's figures need one."""
+    row = blank_row(name, step=step)
+    row.fields["response_mask"] = row.fields["loss_mask"] = row.fields["response_mask"].new_ones(1)
+    return row
+
+
 def blank_row(name: str, *, step: int) -> Row:
-    """A row that trains nothing. verl leaves it out of its metrics."""
+    """A row that trains nothing."""
     zero = np.zeros(1, np.int32)
     row = _row(f"{name}_0_0", zero, zero, zero.astype(np.bool_), zero.astype(np.float32), step=step)
     row.fields |= {"uid": name, "session_id": 0, "num_turns": 0, "extra_fields": {"reward_extra_info": {}}}
-    row.tag |= {"min_global_steps": step, "max_global_steps": step, "is_padding": True}
+    row.tag |= {"min_global_steps": step - 1, "max_global_steps": step - 1}  # as if the step's own weights had drawn it
     return row
 
 
@@ -230,7 +235,7 @@ def group_experiences(
 
 
 def empty_experience(group: EpisodeGroup, *, uid: str, span: tuple[float, float]) -> Experience:
-    """Stands for a group of which nothing is trained, and carries the reason. It leaves the batch before training."""
+    """Stands for a group of which nothing is trained. It leaves the batch if anything else of it is."""
     import torch
     from trinity.common.experience import EID, Experience
 
@@ -242,7 +247,7 @@ def empty_experience(group: EpisodeGroup, *, uid: str, span: tuple[float, float]
         action_mask=torch.zeros(1, dtype=torch.bool),
         reward=0.0,
         metrics={"incomplete_group": float(not group.complete)},
-        info={GROUP: group_tag(group), ROW: f"{uid}_0_0", SEGMENTS: [], VERSIONS: [], SPAN: list(span)},
+        info={ROW: f"{uid}_0_0", SEGMENTS: [], VERSIONS: [], SPAN: list(span)},
     )
 
 

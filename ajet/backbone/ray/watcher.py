@@ -6,6 +6,7 @@ Its metrics are passed on as they are written. Its death or its silence becomes 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.backbone.failures import GapWatch, warn_of
+from ajet.observe.logs import TRACEBACK
 from ajet.schema.errors import AjetError
 from ajet.system.processes import RAY_RUN, end_all
 
@@ -152,19 +154,15 @@ class ChildLog:
                 file.flush()
 
 
-class MetricsTail:
-    """Reads a JSONL file of `{"step", "data"}` as it grows. A line that is still being written waits for its end.
+class Tail:
+    """Reads a JSONL file as it grows. A line that is still being written waits for its end."""
 
-    `translate` gives metrics the names that every backbone shares.
-    """
-
-    def __init__(self, path: Path, translate: Callable[[dict[str, Any]], dict[str, float]]) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._translate = translate
         self._offset = 0
 
-    def __iter__(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Steps written since the last look."""
+    def new(self) -> Iterator[dict[str, Any]]:
+        """What was written since the last look."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -173,8 +171,56 @@ class MetricsTail:
                 if not line.endswith(b"\n"):
                     break
                 self._offset += len(line)
-                record = json.loads(line)
-                yield int(record["step"]), self._translate(record["data"])
+                yield json.loads(line)
+
+
+class MetricsTail(Tail):
+    """Of lines of `{"step", "data"}`. `translate` gives metrics the names that every backbone shares."""
+
+    def __init__(self, path: Path, translate: Callable[[dict[str, Any]], dict[str, float]]) -> None:
+        super().__init__(path)
+        self._translate = translate
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Steps written since the last look."""
+        for record in self.new():
+            yield int(record["step"]), self._translate(record["data"])
+
+
+LIBRARIES = ("ray", "transfer_queue", "trinity", "verl")
+"""Their warnings are in their own log alone."""
+
+
+class WarningRelay(logging.Handler):
+    """Appends a process's warnings and errors to a file, for `RelayedWarnings`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(logging.WARNING)
+        self._path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.partition(".")[0] in LIBRARIES:
+            return
+        traceback = getattr(record, TRACEBACK, "")
+        if record.exc_info:
+            traceback = logging.Formatter().formatException(record.exc_info)
+        kept = {name: getattr(record, name) for name in ("name", "levelno", "levelname", "msg", "args")}
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(kept | {TRACEBACK: traceback}, default=str) + "\n")
+        except OSError:
+            self.handleError(record)
+
+
+class RelayedWarnings(Tail):
+    """Those of a run's processes."""
+
+    def log(self) -> None:
+        """Log what came since the last look, as if it were this process's own."""
+        for kept in self.new():
+            args = kept["args"]
+            record = logging.makeLogRecord(kept | {"args": tuple(args) if isinstance(args, list) else args})
+            logging.getLogger(record.name).handle(record)
 
 
 class Source(NamedTuple):
@@ -188,16 +234,18 @@ class Source(NamedTuple):
 def watch(
     child: Child,
     sources: Sequence[Source],
+    warnings: RelayedWarnings,
     experiment: ExperimentFolder,
     progress: Progress,
     gap: GapWatch,
     *,
     silence_s: float,
 ) -> int:
-    """Pass metrics on until the child ends. Returns its exit code."""
+    """Pass metrics and warnings on until the child ends. Returns its exit code."""
     known: dict[int, dict[str, float]] = {}
     while True:
         code = child.process.poll()
+        warnings.log()
         for source in sources:
             for step, metrics in source.tail:
                 experiment.metrics.log(step, metrics)

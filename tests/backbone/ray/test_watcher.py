@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ajet.backbone.metrics import from_verl
-from ajet.backbone.ray.watcher import LEFT_OUT, ChildLog, MetricsTail
+from ajet.backbone.ray.watcher import LEFT_OUT, ChildLog, MetricsTail, RelayedWarnings, WarningRelay
+from ajet.observe.logs import TRACEBACK
 
 
 def test_a_metrics_line_counts_when_it_is_whole(tmp_path: Path) -> None:
@@ -21,6 +25,30 @@ def test_a_metrics_line_counts_when_it_is_whole(tmp_path: Path) -> None:
     path.write_text(line + "\n" + line[:5])
     assert list(tail) == [(1, {"reward/mean": 1.0})]
     assert list(tail) == []
+
+
+def test_a_warning_of_another_process_is_logged_here_with_its_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    there, relay, here = logging.Logger("there"), WarningRelay(tmp_path / "w"), RelayedWarnings(tmp_path / "w")
+    there.addHandler(relay)
+    here.log()
+    there.info("nothing")
+    relay.handle(logging.makeLogRecord({"name": "verl.utils", "levelno": logging.WARNING, "msg": "its own"}))
+    there.warning("%s in episode %s", "timeout", "e7", extra={TRACEBACK: "line 3"})
+    try:
+        raise KeyError("answer")
+    except KeyError:
+        there.exception("group %(name)s failed", {"name": "g"})
+    here.log()
+    here.log()
+    assert [(record.name, record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("there", "WARNING", "timeout in episode e7"),
+        ("there", "ERROR", "group g failed"),
+    ]
+    assert caplog.records[0].msg == "%s in episode %s"  # by which the terminal knows warnings of one kind
+    assert getattr(caplog.records[0], TRACEBACK) == "line 3"
+    assert "KeyError: 'answer'" in getattr(caplog.records[1], TRACEBACK)
 
 
 def test_the_childs_log_holds_neither_secrets_nor_the_payload(tmp_path: Path) -> None:

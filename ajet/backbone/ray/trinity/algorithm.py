@@ -28,13 +28,12 @@ from trinity.common.experience import Experience
 from trinity.utils.timer import Timer
 
 from ajet.backbone.ray.collector import COLLECTOR
-from ajet.backbone.ray.credit import GROUP, ROWLESS, SEGMENTS, BatchCredit, BatchRow, credit_batch, lay_out
+from ajet.backbone.ray.credit import SEGMENTS, BatchCredit, BatchRow, credit_batch, lay_out
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.rows import BATCH, ROW, SPAN, UPDATES, VERSIONS, tag_of
 from ajet.backbone.ray.trinity.workflow import step_of
 from ajet.backbone.training_settings import credit_settings, loss_settings
 from ajet.config import Config
-from ajet.schema.errors import AjetError
 from ajet.trainer.credit import LossNorm
 from ajet.trainer.loss import EdgeTensors, policy_loss
 
@@ -144,10 +143,6 @@ class AjetEntropy(EntropyLossFn):  # type: ignore[misc]
         return {"entropy_coef": 0.0}
 
 
-class NothingUsableError(AjetError):
-    """No group of a step has enough usable episodes."""
-
-
 class AjetCredit(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc]
     """Built by Trinity in the process of its experience pipeline."""
 
@@ -161,11 +156,7 @@ class AjetCredit(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc]
         step = step_of(exps[0].eid.batch)
         groups = list(dict.fromkeys(exp.info[ROW].rsplit("_", 2)[0] for exp in exps))
         collector = ray.get_actor(COLLECTOR)
-        try:
-            rows, credit = credited(exps, self._config, step)
-        except NothingUsableError:
-            await collector.end_step.remote(step, groups, [], False)
-            raise
+        rows, credit = credited(exps, self._config)
         added = credit.metrics | _span(exps) | {"train/rows": float(len(rows))}
         await collector.end_step.remote(step, groups, credit.episodes, False, added)
         return rows, {}
@@ -182,23 +173,19 @@ class AjetCredit(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc]
         return {}
 
 
-def credited(exps: list[Experience], config: Config, step: int) -> tuple[list[Experience], BatchCredit]:
-    """The experiences that are trained, with their credit: advantages, and weights where Trinity has returns."""
+def credited(exps: list[Experience], config: Config) -> tuple[list[Experience], BatchCredit]:
+    """The experiences that are trained, with their credit: advantages, and weights where Trinity has returns. At least
+    one, of weight 0: the trainer waits for each batch."""
     algorithm = config.ajet.trainer_common.algorithm
     imitate_from = algorithm.sft.min_reward if algorithm.policy_loss == "sft" else None
-    rows = [exp for exp in exps if GROUP not in exp.info or ROWLESS in exp.info]
-    if not rows:
-        reasons = [exp.info[GROUP]["failure"] for exp in exps]
-        reason = next((reason for reason in reasons if reason), "unknown")
-        raise NothingUsableError(f"step {step}: no group has enough usable episodes; the first failed: {reason}")
     credit = credit_batch(
-        [exp.info[ROW] for exp in rows],
-        [tag_of(exp) for exp in rows],
+        [exp.info[ROW] for exp in exps],
+        [tag_of(exp) for exp in exps],
         credit_settings(config),
         imitate_from=imitate_from,
     )
     kept = []
-    for exp, advantages, weights, trained in zip(rows, credit.advantages, credit.weights, credit.trained, strict=True):
+    for exp, advantages, weights, trained in zip(exps, credit.advantages, credit.weights, credit.trained, strict=True):
         if trained:
             exp.advantages, exp.returns = torch.from_numpy(advantages), torch.from_numpy(weights)
             kept.append(exp)

@@ -26,7 +26,7 @@ from trinity.utils.monitor import Monitor
 
 from ajet.backbone.ray.collector import COLLECTOR, GroupRunner
 from ajet.backbone.ray.engine import TrinityEngine
-from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.payload import RunError, RunPayload
 from ajet.backbone.ray.rows import UPDATES, VERSIONS
 from ajet.backbone.ray.start import on_cpu
 from ajet.backbone.ray.watcher import cause, first_line
@@ -65,7 +65,7 @@ def group_runner(run: RunPayload, model: Any) -> GroupRunner:
         )
 
     def server_died(error: BaseException) -> None:
-        runner.collector.report_failure.remote(f"a rollout model died: {first_line(error)}")
+        runner.collector.report_failure.remote(RunError(f"a rollout model died: {first_line(error)}", users=False))
 
     runner = GroupRunner(run, make_engine)
     return runner
@@ -127,7 +127,8 @@ async def _reporting(who: str) -> AsyncIterator[None]:
     except (StopAsyncIteration, asyncio.CancelledError):
         raise
     except Exception as error:
-        await ray.get_actor(COLLECTOR).report_failure.remote(f"{who}: {type(error).__name__}: {cause(error)}")
+        reason = RunError(f"{who}: {type(error).__name__}: {cause(error)}", users=False)
+        await ray.get_actor(COLLECTOR).report_failure.remote(reason)
         raise
 
 

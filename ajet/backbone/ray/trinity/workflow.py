@@ -55,7 +55,7 @@ class GroupWorkflow(Workflow):  # type: ignore[misc]
         try:
             return await self._run()
         except (UserError, LostThreadsError) as error:
-            await self._runner.collector.report_failure.remote(f"{type(error).__name__}: {error}")
+            await self._runner.report(error)
             raise
 
     async def _run(self) -> list[Experience]:

@@ -17,14 +17,12 @@ from torch.utils.data import Dataset
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from ajet.backbone.ray.credit import GROUP, BatchCredit, BatchRow, RowLayout, credit_batch, lay_out
+from ajet.backbone.ray.credit import BatchCredit, BatchRow, RowLayout, credit_batch, lay_out
 from ajet.backbone.ray.payload import KEY, RunPayload, training_stream, validation_tasks
 from ajet.backbone.ray.rows import WEIGHTS, blank_row, nested
 from ajet.backbone.ray.verl.worker import EpisodeManager, current_manager
 from ajet.schema.task import Task
 
-NOTHING_USABLE = "no materializable trajectories"
-"""What verl says when every group of a step failed."""
 POLL_S = 0.25
 """Seconds between looks at the queue. verl's own 2 s would be most of a small step."""
 
@@ -46,19 +44,9 @@ class _CreditedSampling:
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         self._added = {}
         self._step = global_steps
-        try:
-            batch, metrics = super().sample(  # type: ignore[misc]
-                global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
-            )
-        except RuntimeError as error:
-            failed = _group_tags(partition_id)
-            reason = next((tag["failure"] for tag in failed.values() if tag["failure"]), None)
-            if NOTHING_USABLE not in str(error) or reason is None:
-                raise
-            current_manager().end_step(global_steps, list(failed), [], validation=False)
-            raise RuntimeError(
-                f"step {global_steps}: no group has enough usable episodes; the first failed: {reason}"
-            ) from error
+        batch, metrics = super().sample(  # type: ignore[misc]
+            global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
+        )
         return batch, {**metrics, **self._added}
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
@@ -91,14 +79,6 @@ class EpisodeSampler(_CreditedSampling, ReplayBuffer):  # type: ignore[misc]
 
 class AsyncEpisodeSampler(_CreditedSampling, ReplayBufferAsync):  # type: ignore[misc]
     """For training that overlaps with rollout."""
-
-
-def _group_tags(partition_id: str) -> dict[str, dict[str, Any]]:
-    """How the groups that still wait have ended."""
-    import transfer_queue as tq
-
-    prompts = (tq.kv_list(partition_id) or {}).get(partition_id, {})
-    return {uid: tag[GROUP] for uid, tag in prompts.items() if GROUP in tag}
 
 
 class PlacedRows(KVBatchMeta):  # type: ignore[misc]
@@ -144,6 +124,8 @@ def _placed(
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     blanks = [blank_row(f"blank{uuid.uuid4().hex}", step=step) for index in order if index is None]
+    for row in blanks:
+        row.tag["is_padding"] = True  # verl leaves it out of its metrics, but can't do without any row
     if blanks:
         tq.kv_batch_put(
             keys=[row.key for row in blanks],

@@ -17,10 +17,9 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from ajet.backbone.plan import validation_repeats
 from ajet.backbone.ray.collector import COLLECTOR, HEAD, EpisodeCollector, GroupRunner
-from ajet.backbone.ray.credit import GROUP, group_tag
 from ajet.backbone.ray.engine import ServerEngine, ServerKind
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.ray.rows import Row, group_rows, validation_row
+from ajet.backbone.ray.rows import Row, group_rows, stand_in, validation_row
 from ajet.backbone.ray.verl import plugin
 from ajet.backbone.ray.verl.client import with_versions
 from ajet.backbone.ray.watcher import first_line
@@ -70,10 +69,10 @@ class EpisodeWorker:
     async def _guarded(self, uid: str, task: Task, index: int, step: int, occurrence: int, validation: bool) -> None:
         try:
             await self._group(uid, task, index, step, occurrence, validation)
-        except (UserError, LostThreadsError) as error:
-            self._give_up(f"{type(error).__name__}: {error}")
         except Exception as error:  # the trainer waits for this group, and must learn of any failure
-            log.exception("group %s of task %s failed", uid, task.task_id)
+            if not isinstance(error, UserError | LostThreadsError):
+                log.exception("group %s of task %s failed", uid, task.task_id)
+            await self._runner.report(error)
             self._give_up(f"{type(error).__name__}: {error}")
 
     async def _group(self, uid: str, task: Task, index: int, step: int, occurrence: int, validation: bool) -> None:
@@ -89,14 +88,13 @@ class EpisodeWorker:
             num_repeat=validation_repeats(self._runner.config) if validation else None,
         )
         rows = self._validation_rows(group, step) if validation else self._rows(group, step)
-        if rows:
-            await _put(rows, partition)
-        status = "finished" if rows else "failure"
-        await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status, GROUP: group_tag(group)})
+        await _put(rows, partition)
+        await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "finished"})
 
     def _rows(self, group: EpisodeGroup, step: int) -> list[Row]:
+        """Also of a group that is left out: verl would put another in its place, without end if each one fails."""
         if not group.complete:
-            return []
+            return [stand_in(group.group_id, step=step)]
         return group_rows(group, [self._runner.samples(episode) for episode in group.episodes], step=step)
 
     def _validation_rows(self, group: EpisodeGroup, step: int) -> list[Row]:

@@ -70,7 +70,7 @@ def test_every_token_gets_the_credit_that_local_gives_it(shape: list[int], norm:
     groups = make_groups(shape, groups=3, size=4)
     loaded = config(loss_norm=norm)
     expected = local_credit(groups, loaded)
-    rows, _ = credited(experiences(groups), loaded, step=1)
+    rows, _ = credited(experiences(groups), loaded)
     seen = {}
     for row in rows:
         episode = EpisodeSummary.from_json(json.loads(row.info[SUMMARY])).episode_id
@@ -97,7 +97,7 @@ def test_an_episode_that_straddles_two_steps_keeps_its_total_weight() -> None:
 
     groups = make_groups(BRANCHING, groups=2, size=3)
     loaded = config(loss_norm="sequence_mean")
-    rows, _ = credited(experiences(groups), loaded, step=1)
+    rows, _ = credited(experiences(groups), loaded)
     episodes = {row.info[ROW].rsplit("_", 1)[0] for row in rows}
     owners = [row.info[ROW].rsplit("_", 1)[0] for row in rows]
     cut = next(index for index in range(1, len(rows)) if owners[index] == owners[index - 1])  # through an episode
@@ -121,7 +121,7 @@ def test_the_cpu_train_engine_computes_the_embedded_trainers_gradient(shape: lis
     loaded = config()
     credit = local_credit(groups, loaded)
     direct = [(episode.tree, credit[episode.episode_id]) for group in groups for episode in group]
-    rows, _ = credited(experiences(groups), loaded, step=1)
+    rows, _ = credited(experiences(groups), loaded)
     through = trees_of(rows, 1.0, LossNorm.DR_GRPO)
     assert len(through) == len(direct)
     assert {credit.norm for _, credit in through} == {LossNorm.DR_GRPO}
@@ -181,8 +181,8 @@ def test_a_step_reads_the_whole_of_a_batch_whatever_comes_in_between() -> None:
     from ajet.backbone.ray.trinity.algorithm import WholeBatches, credited
     from ajet.trainer.credit import LossNorm
 
-    first, _ = credited(experiences(make_groups(BRANCHING, groups=2, seed=1)), config(), step=1)
-    second, _ = credited(experiences(make_groups(LINEAR, groups=2, seed=2)), config(), step=2)
+    first, _ = credited(experiences(make_groups(BRANCHING, groups=2, seed=1)), config())
+    second, _ = credited(experiences(make_groups(LINEAR, groups=2, seed=2)), config())
 
     class Store:
         """Gives the newest first, as Trinity's SQL store does; a batch arrives while another is being read."""
@@ -217,7 +217,7 @@ def test_rows_that_fill_up_train_nothing() -> None:
     from ajet.backbone.ray.trinity.host import staleness
     from ajet.trainer.credit import LossNorm
 
-    rows, _ = credited(experiences(make_groups(LINEAR, groups=1, size=3)), config(), step=1)
+    rows, _ = credited(experiences(make_groups(LINEAR, groups=1, size=3)), config())
     counted = staleness(rows, 5)
     placed = in_place(rows, norm=LossNorm.TOKEN_MEAN, updates=2, ranks=2, seed=(0, 0))
     assert (len(placed), placed[0].info[UPDATES]) == (4, 2)
@@ -257,14 +257,22 @@ def test_staleness_is_counted_by_token() -> None:
     }
 
 
-def test_a_batch_without_a_usable_group_is_an_error_with_its_reason() -> None:
+def test_a_batch_without_a_usable_group_trains_nothing() -> None:
+    """The trainer waits for each batch, so it is given one."""
     from ajet.backbone.ray.rows import empty_experience
-    from ajet.backbone.ray.trinity.algorithm import NothingUsableError, credited
+    from ajet.backbone.ray.trinity.algorithm import credited, in_place
+    from ajet.backbone.ray.trinity.cpu_trainer import trees_of
+    from ajet.backbone.ray.trinity.host import staleness
     from ajet.schema.episode import EpisodeGroup, EpisodeStatus, Failure
+    from ajet.trainer.credit import LossNorm
 
     episode = make_groups(LINEAR, groups=1, size=1)[0][0]
     episode.status, episode.reward = EpisodeStatus.WORKFLOW_ERROR, None
     episode.failure = Failure("KeyError", "'answer'")
-    group = EpisodeGroup("g", "t", [], [episode], complete=False)
-    with pytest.raises(NothingUsableError, match=r"step 7: .*KeyError: 'answer'"):
-        credited([empty_experience(group, uid="7/0", span=(0.0, 1.0))], config(), step=7)
+    groups = [EpisodeGroup(f"7/{index}", "t", [], [episode], complete=False) for index in range(2)]
+    rows, credit = credited([empty_experience(one, uid=one.group_id, span=(0.0, 1.0)) for one in groups], config())
+    assert len(rows) == 2 and not any(row.returns.any() for row in rows)
+    assert credit.episodes == [] and credit.metrics["credit/groups"] == 0
+    placed = in_place(rows, norm=LossNorm.TOKEN_MEAN, updates=1, ranks=1, seed=(0, 0))
+    assert [tree.trained_tokens for tree, _ in trees_of(placed, 1.0, LossNorm.TOKEN_MEAN)] == [0, 0]
+    assert staleness(placed, 7) == {}

@@ -117,7 +117,7 @@ def trinity_change(worker: Any, groups: Any, config: Any) -> tuple[dict[str, Any
         if pairs:
             for row, pair in zip(made, pairs, strict=True):
                 known[id(row)] = torch.from_numpy(aligned(*pair, reference))
-    kept, _ = credited(rows, config, step=1)
+    kept, _ = credited(rows, config)
     trinity = composed(config)
     sampling = trinity.algorithm.sample_strategy_args
     placed = in_place(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,7 @@ import pytest
 from support import ray_runs
 from support.ray_runs import (
     DEADLINE_S,
-    HERE,
     ROOT,
-    command,
-    environment,
     installed,
     kill_after,
     left_behind,
@@ -196,20 +192,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
 
 
 @long
-def test_a_workflow_that_always_fails_ends_the_run_with_its_error(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text(
-        "from ajet import Workflow\n"
-        "class Broken(Workflow):\n"
-        "    async def execute(self, workflow_task, tuner):\n"
-        "        raise KeyError('the answer is missing')\n"
-    )
-    done = subprocess.run(
-        command("trinity", tmp_path, f"ajet.rollout.user_workflow={tmp_path / 'broken.py'}->Broken"),
-        cwd=HERE, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "the answer is missing" in done.stdout + done.stderr
-    assert left_behind() == {}
+@pytest.mark.parametrize("style", ["fixed", "fully_async"])
+def test_a_workflow_that_always_fails_ends_the_run_with_its_error(tmp_path: Path, style: str) -> None:
+    ray_runs.run_that_always_fails("trinity", tmp_path, f"ajet.trinity.synchronizer.sync_style={style}")
 
 
 @long

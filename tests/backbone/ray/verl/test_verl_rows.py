@@ -17,7 +17,7 @@ from ajet.backbone.ray.credit import (
     segments_of,
     summary_of,
 )
-from ajet.backbone.ray.rows import Row, group_rows, rows_of, validation_row
+from ajet.backbone.ray.rows import Row, group_rows, rows_of, stand_in, validation_row
 from ajet.context_tracker.samples import linear_samples
 from ajet.schema.episode import ROOT, Episode, EpisodeGroup, EpisodeStatus
 from ajet.trainer.credit import (
@@ -164,6 +164,25 @@ def test_a_batch_of_groups_without_rows_trains_nothing() -> None:
     (row,) = group_rows(made, [samples_of(episode) for episode in group], step=1)
     result = credit_batch([row.key], [row.tag], CreditSettings())
     assert result.trained == [True] and not result.weights[0].any()
+    assert row.fields["response_mask"].any()  # or verl's figures of the step end the run
+
+
+def test_a_group_that_is_left_out_counts_for_nothing() -> None:
+    """Its row only stands for it, so that verl doesn't put another group in its place."""
+    (group,) = make_groups(LINEAR, groups=1)
+    rows = batch_rows([group])
+    settings = CreditSettings()
+    alone = credit_batch([row.key for row in rows], [row.tag for row in rows], settings)
+    rows.insert(0, stand_in("g9", step=1))
+    result = credit_batch([row.key for row in rows], [row.tag for row in rows], settings)
+    assert result.trained == [False, *alone.trained]
+    assert (result.episodes, result.metrics) == (alone.episodes, alone.metrics)
+    for episode in group:
+        episode.reward = 1.0
+    alike = credit_batch([row.key for row in rows], [rows[0].tag, *(row.tag for row in batch_rows([group]))], settings)
+    assert alike.trained == [False, *[True] * len(alone.trained)]
+    nothing = credit_batch([rows[0].key], [rows[0].tag], settings)
+    assert nothing.trained == [True] and not nothing.weights[0].any() and nothing.metrics["credit/groups"] == 0
 
 
 def test_a_cut_row_is_weighed_by_what_is_left_of_it() -> None:

@@ -190,6 +190,29 @@ def test_other_modes_train(tmp_path: Path, overrides: list[str]) -> None:
 
 
 @needs_verl
+@long
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_workflow_that_always_fails_ends_the_run_with_its_error(tmp_path: Path, mode: str) -> None:
+    """Also where verl would put other groups in place of those that failed, without end."""
+    ray_runs.run_that_always_fails("verl", tmp_path, f"ajet.verl.trainer.v1.trainer_mode={mode}")
+
+
+@needs_verl
+@long
+def test_an_asynchronous_run_that_is_resumed_loses_no_episode(tmp_path: Path) -> None:
+    """Groups that had ended when the checkpoint was written, but were not trained yet."""
+    ahead = [
+        "ajet.verl.trainer.v1.trainer_mode=colocate_async",
+        "ajet.verl.trainer.v1.colocate_async.num_warmup_batches=2",
+        "ajet.trainer_common.test_freq=-1",
+    ]
+    run(tmp_path, *ahead, "ajet.trainer_common.total_training_steps=2", "ajet.trainer_common.save_freq=2")
+    run(tmp_path, *ahead, "ajet.trainer_common.total_training_steps=4")
+    assert recorded(tmp_path / "say_vowels") == {1: 16, 2: 16, 3: 16, 4: 16}
+    assert [step["episode/count"] for step in steps_of(tmp_path / "say_vowels")] == [16.0] * 4
+
+
+@needs_verl
 def test_the_tutorials_yaml_runs_unchanged(tmp_path: Path) -> None:
     said = run(tmp_path, conf=ROOT / "tutorial" / "example_math_agent" / "math_agent.yaml", cwd=ROOT, code=1)
     assert len(steps_of(tmp_path / "math_agent")) == 2
