@@ -17,10 +17,10 @@ from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ajet.schema.chat import Message
+from ajet.schema.chat import Message, plain_text
 from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.schema.printable import encodable_values
-from ajet.task_judge.helper_answers import SHOWN, AnswerCache, WrongAnswer
+from ajet.task_judge.helper_answers import SHOWN, AnswerCache, HelperReply, WrongAnswer
 
 if TYPE_CHECKING:
     import openai
@@ -104,15 +104,11 @@ class HelperBudget:
                     )
             self.calls += 1
 
-    def add_usage(self, input_tokens: int, output_tokens: int) -> None:
+    def add_usage(self, input_tokens: int, output_tokens: int = 0) -> None:
         """Count the tokens of a finished call."""
         with self._lock:
             self.input_tokens += input_tokens
             self.output_tokens += output_tokens
-
-    @property
-    def counts_tokens(self) -> bool:
-        return self.max_tokens is not None or self.max_cost is not None
 
 
 class HelperMeter:
@@ -233,11 +229,15 @@ class HelperModel:
 
         Raises HelperBudgetError before a call that the budget doesn't allow, HelperError if the call fails.
         """
+        return (await self.reply(messages, **sampling)).text
+
+    async def reply(self, messages: Sequence[Message], **sampling: Any) -> HelperReply:
+        """`complete`, which also says whether the reply is whole."""
         return await asyncio.wrap_future(self._begin(self._chat(list(messages), sampling)))
 
     def complete_blocking(self, messages: Sequence[Message], **sampling: Any) -> str:
         """`complete`, for code that doesn't await."""
-        return self._begin(self._chat(list(messages), sampling)).result()
+        return self._begin(self._chat(list(messages), sampling)).result().text
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """A vector for each text. Raises as `complete` does."""
@@ -252,7 +252,7 @@ class HelperModel:
             raise
         return asyncio.run_coroutine_threadsafe(call, self.loop())
 
-    async def _chat(self, messages: list[Message], sampling: dict[str, Any]) -> str:
+    async def _chat(self, messages: list[Message], sampling: dict[str, Any]) -> HelperReply:
         timeout_s = sampling.pop("timeout", self.timeout_s)
         reply: ChatCompletion = await self._answer(
             self._client.chat.completions.create(
@@ -263,21 +263,27 @@ class HelperModel:
             ),
             timeout_s,
         )
-        usage = reply.usage
-        self._count(usage is not None, usage.prompt_tokens if usage else 0, usage.completion_tokens if usage else 0)
-        if not reply.choices:
-            raise HelperError(f"helper model {self.model!r} replied without any choice")
-        return reply.choices[0].message.content or ""
+        self._count(reply, "prompt_tokens", "completion_tokens")
+        try:
+            choice = reply.choices[0]
+            said = plain_text(choice.message.content) or getattr(choice.message, "refusal", None) or ""
+            return HelperReply(said, choice.finish_reason == "length")
+        except (AttributeError, TypeError, IndexError):  # the client takes any JSON, and a text that is none
+            raise self._no_answer(reply) from None
 
     async def _vectors(self, texts: list[str]) -> list[list[float]]:
         asked = self._client.embeddings.create(
             model=self.model, input=encodable_values(texts), encoding_format="float", timeout=self.timeout_s
         )
         reply = await self._answer(asked, self.timeout_s)
-        self._count(reply.usage is not None, reply.usage.prompt_tokens if reply.usage else 0, 0)
-        if len(reply.data) != len(texts):
-            raise HelperError(f"embedding model {self.model!r} gave {len(reply.data)} vectors for {len(texts)} texts")
-        return [each.embedding for each in sorted(reply.data, key=lambda each: each.index)]
+        self._count(reply, "prompt_tokens")
+        try:
+            vectors = [each.embedding for each in sorted(reply.data, key=lambda each: each.index)]
+        except (AttributeError, TypeError):
+            raise self._no_answer(reply) from None
+        if len(vectors) != len(texts):
+            raise HelperError(f"embedding model {self.model!r} gave {len(vectors)} vectors for {len(texts)} texts")
+        return vectors
 
     async def _answer(self, call: Awaitable[T], timeout_s: float) -> T:
         """What the server answers, with its errors as ours."""
@@ -296,14 +302,26 @@ class HelperModel:
             refused = isinstance(error, APIStatusError) and error.status_code in REFUSED
             kind = HelperRefusalError if refused else HelperError
             raise kind(f"helper model {self.model!r} at {place}: {type(error).__name__}: {error}") from error
+        except ValueError as error:  # JSON that is cut off, or in another encoding
+            raise self._no_answer(error) from None
 
-    def _count(self, reported: bool, input_tokens: int, output_tokens: int) -> None:
-        if not reported and self.budget.counts_tokens:
+    def _no_answer(self, got: Any) -> HelperError:
+        said = repr(got.to_dict() if hasattr(got, "to_dict") else got)
+        return HelperError(
+            f"helper model {self.model!r} at {self.endpoint().base_url}: the server's answer isn't one of OpenAI's "
+            f"protocol. Is the address right (most end in /v1)? It was {said[:SHOWN]}"
+        )
+
+    def _count(self, reply: Any, *names: str) -> None:
+        usage = getattr(reply, "usage", None)
+        spent = [count for name in names if isinstance(count := getattr(usage, name, None), int)]
+        if len(spent) == len(names):
+            self.budget.add_usage(*spent)
+        elif self.budget.max_tokens is not None or self.budget.max_cost is not None:
             raise HelperError(
                 f"helper model {self.model!r}: the endpoint reports no token usage, so ajet.helper.max_tokens and "
                 "max_cost can't be kept. Limit the calls instead: ajet.helper.max_calls"
             )
-        self.budget.add_usage(input_tokens, output_tokens)
 
     @cached_property
     def _client(self) -> openai.AsyncOpenAI:
@@ -388,8 +406,10 @@ class Asker:
         asked = messages
         for last in [False] * self._retries + [True]:
             async with self._slot():
-                text = await self.helper.complete(asked, **sampling)
+                text, is_cut_off = await self.helper.reply(asked, **sampling)
             try:
+                if is_cut_off:  # a value in it may be a draft
+                    raise WrongAnswer("it is too long: it was cut off at max_tokens")
                 answer = read(text)
             except WrongAnswer as error:
                 if last:

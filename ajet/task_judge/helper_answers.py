@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -174,7 +174,20 @@ def _hash(gram: str) -> int:
 
 SHOWN = 200
 """How much of an unusable answer an error shows."""
-THINKING = re.compile(r"<think>.*?</think>|^.*</think>", re.DOTALL)
+THINKING = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>|^.*</think(?:ing)?>|^\s*<think(?:ing)?>.*", re.DOTALL)
+STRAY = re.compile(r"\\(?:([\"\\/]|n(?!eq\b|abla)|r(?!ight|ho\b)|t(?!imes|ext|heta|frac)|u[0-9a-fA-F]{4})|)")
+"""A backslash, and what it escapes: nothing, if it begins a LaTeX command that the model didn't escape."""
+
+
+START = re.compile(r"[{\[]")
+
+
+class HelperReply(NamedTuple):
+    """A helper model's reply."""
+
+    text: str
+    is_cut_off: bool
+    """By the limit of tokens."""
 
 
 class WrongAnswer(ValueError):
@@ -184,7 +197,8 @@ class WrongAnswer(ValueError):
 def read_json(text: str, schema: dict[str, Any]) -> Any:
     """The JSON value in a model's answer, checked against a JSON schema. Raises WrongAnswer.
 
-    Reasoning in `<think>` tags, fences and words around the value are allowed; of several values, the last that fits.
+    Reasoning in `<think>` tags, fences and words around the value are allowed, and so are line breaks and LaTeX's
+    backslashes within a text, as models write them; of several values, the last that fits.
     """
     import jsonschema
 
@@ -203,21 +217,17 @@ def read_json(text: str, schema: dict[str, Any]) -> Any:
 
 def json_values(text: str) -> list[Any]:
     """The outermost JSON objects and lists in a text, in order."""
-    decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+    decoder = json.JSONDecoder(parse_constant=_refuse_constant, strict=False)
+    text = STRAY.sub(lambda found: found[0] if found[1] else r"\\", text)
     values: list[Any] = []
     position = 0
-    while (start := _next_start(text, position)) is not None:
+    while start := START.search(text, position):
         try:
-            value, position = decoder.raw_decode(text, start)
+            value, position = decoder.raw_decode(text, start.start())
             values.append(value)
         except (ValueError, RecursionError):
-            position = start + 1
+            position = start.end()
     return values
-
-
-def _next_start(text: str, position: int) -> int | None:
-    places = [place for place in (text.find("{", position), text.find("[", position)) if place >= 0]
-    return min(places, default=None)
 
 
 def _refuse_constant(name: str) -> Any:

@@ -49,6 +49,9 @@ def score(text: str) -> Any:
         'not opened {"score": 2}</think>{"score": 7}',
         '{"draft": 3} and then {"score": 7, "reason": "a {brace}"}',
         'broken {"score": then {"score": 7}',
+        '<thinking>{"score": 1}</thinking> {"score": 7}',
+        '{"reason": "two\nlines", "score": 7}',
+        r'{"reason": "\(x\) is \sqrt{2}, \underline{no}", "score": 7}',
     ],
 )
 def test_the_value_is_found_in_what_models_write(text: str) -> None:
@@ -65,11 +68,26 @@ def test_the_value_is_found_in_what_models_write(text: str) -> None:
         ('{"score": NaN}', "no JSON value"),
         ("{}", "'score' is a required property"),
         ("[" * 5000, "no JSON value"),
+        ('<think>either {"score": 1} or {"score": 9}, hm', "no JSON value"),
     ],
 )
 def test_what_is_wrong_with_an_answer(text: str, wrong: str) -> None:
     with pytest.raises(WrongAnswer, match=wrong):
         score(text)
+
+
+def test_latex_that_is_not_escaped_stays_as_it_is() -> None:
+    texts = read_json(r'["\frac{1}{2} \times \beta \neq \rho", "a\nb\tc\\d\u00e9\"", "\text{x} \nabla f"]', {})
+    assert texts == [r"\frac{1}{2} \times \beta \neq \rho", 'a\nb\tc\\dé"', r"\text{x} \nabla f"]
+
+
+@pytest.mark.parametrize("text", ['Perhaps {"score": 1}, or', None])
+def test_an_answer_that_is_cut_off_is_not_used(server: Server, text: str | None) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "length"}
+    server.handle = lambda *_: (200, {}, {"choices": [choice]})
+    with pytest.raises(UnusableAnswerError, match="in 2 tries: it is too long: it was cut off at max_tokens"):
+        asyncio.run(Asker(HelperModel("m", server.url), retries=1).ask(ASK, score))
+    assert asyncio.run(HelperModel("m", server.url).complete(ASK)) == (text or "")
 
 
 def test_a_wrong_answer_is_told_and_asked_again(server: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -52,6 +53,37 @@ def test_asks_the_configured_model_and_counts(server: Server) -> None:
 def test_a_reply_without_text_is_empty(server: Server) -> None:
     server.handle = lambda *_: reply(None)
     assert asyncio.run(HelperModel("m", server.url).complete(ASK)) == ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>welcome</html>",
+        b"{broken",
+        b'{"choices": "\xff"}',
+        {"error": {"message": "quota"}},
+        [1],
+        {"choices": []},
+        {"choices": [{"message": None}]},
+        "text",
+    ],
+)
+def test_what_is_no_reply_is_an_error_that_names_the_address(server: Server, body: Any) -> None:
+    kind = {"content-type": "text/html" if body in (b"<html>welcome</html>", "text") else "application/json"}
+    server.handle = lambda *_: (200, kind, json.dumps(body).encode() if not isinstance(body, bytes) else body)
+    model = HelperModel("m", server.url)
+    for asked in (model.complete(ASK), model.embed(["a"])):
+        with pytest.raises(HelperError, match=rf"'m' at {server.url}: the server's answer isn't one of OpenAI's"):
+            asyncio.run(asked)
+
+
+@pytest.mark.parametrize("usage", [{}, {"prompt_tokens": None, "completion_tokens": None}, "none"])
+def test_a_usage_without_numbers_is_none(server: Server, usage: Any) -> None:
+    server.handle = lambda *_: reply(usage=usage)
+    assert asyncio.run(HelperModel("m", server.url).complete(ASK)) == "yes"
+    limited = HelperModel("m", server.url, budget=HelperBudget(max_tokens=100))
+    with pytest.raises(HelperError, match="the endpoint reports no token usage"):
+        asyncio.run(limited.complete(ASK))
 
 
 def test_half_a_surrogate_pair_is_sent_escaped(server: Server) -> None:
