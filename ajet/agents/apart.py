@@ -45,11 +45,26 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "__le__": operator.le,
     "__gt__": operator.gt,
     "__ge__": operator.ge,
+    "__delitem__": operator.delitem,
+    "__reversed__": reversed,
+    "__neg__": operator.neg,
+    "__pos__": operator.pos,
+    "__invert__": operator.invert,
+    "__abs__": abs,
+    "__index__": operator.index,
+    "__hash__": hash,
+    "__int__": int,
+    "__float__": float,
+    "__round__": round,
 }
-"""What a proxy does as its object would. No expected value goes across: comparisons are between proxies."""
+"""What a proxy does as its object would."""
+_NAMES = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+ARITHMETIC = [f"__{way}{name}__" for name in _NAMES for way in ("", "i")]
+SPECIAL.update({name: getattr(operator, name) for name in ARITHMETIC})
+BETWEEN = ("__eq__", "__lt__", "__le__", "__gt__", "__ge__", *ARITHMETIC)
+"""These are between proxies. No expected value goes across: `abs(f(2) - 0.5) < 0.1` would ask the agent."""
 AS_TEXT = ("decimal.Decimal", "fractions.Fraction", "uuid.UUID", "datetime.date", "datetime.datetime", "datetime.time")
 """Python's own types whose values cross as their texts."""
-COMPARISONS = ("__eq__", "__lt__", "__le__", "__gt__", "__ge__")
 
 
 class ResultError(Exception):
@@ -247,12 +262,10 @@ class Proxy:
     def __instancecheck__(self, other: Any) -> bool:
         return type(other) is Proxy and self._ajet[0].ask("isinstance", other, self) is True
 
-    __hash__ = object.__hash__
-
 
 def _special(name: str) -> Callable[..., Any]:
     def method(self: Proxy, *arguments: Any) -> Any:
-        if name in COMPARISONS and type(arguments[0]) is not Proxy:
+        if name in BETWEEN and type(arguments[0]) is not Proxy:
             return NotImplemented
         return self._ajet[0].ask("special", name, self, *arguments)
 

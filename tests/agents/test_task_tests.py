@@ -65,6 +65,24 @@ class Stack:
     def push(self, item):
         self.items.append(item)
         return self
+
+class Vector:
+    def __init__(self, x, y): self.x, self.y = x, y
+    def __eq__(self, other): return (self.x, self.y) == (other.x, other.y)
+    def __hash__(self): return hash((self.x, self.y))
+    def __add__(self, other): return Vector(self.x + other.x, self.y + other.y)
+    def __mul__(self, other): return self.x * other.x + self.y * other.y
+    def __neg__(self): return Vector(-self.x, -self.y)
+    def __abs__(self): return (self.x ** 2 + self.y ** 2) ** 0.5
+    def __float__(self): return abs(self)
+    def __round__(self, digits=0): return round(abs(self), digits)
+    def __ior__(self, other):
+        self.x = other.x
+        return self
+
+class Cheat:
+    def __sub__(self, other): return 0.0
+    __rsub__ = __sub__
 """
 ASKS = """
 import decimal, fractions, math
@@ -106,6 +124,14 @@ stack.items = [9]
 assert stack[0] == 9 and same(stack) is stack
 shapes.LIMIT = 2
 assert small(2) is None
+one, two = Vector(3, 4), Vector(1, -1)
+assert (one + two).x == 4 and one * two == -1 and -one == Vector(-3, -4) and abs(one) == float(one) == round(one) == 5
+assert sum([two, two], Vector(0, 0)) == Vector(2, -2) and len({one, Vector(3, 4), two}) == 2 and one in {Vector(3, 4)}
+kept = two
+two |= one
+assert two is kept and kept.x == 3
+for wrong in (lambda: Cheat() - 1, lambda: 1 - Cheat(), lambda: abs(Cheat() - 0.5), lambda: one - two, lambda: ~one):
+    raised(TypeError, wrong)
 assert pack.inner.WHO == again.WHO == "inner" and again is pack.inner
 """
 FILES = {"shapes.py": SHAPES, "pack/__init__.py": "", "pack/inner.py": "from shapes import LIMIT\nWHO = 'inner'\n"}
