@@ -145,6 +145,8 @@ class Peer:
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         if name in AS_TEXT:
             return {"t": "text", "v": [name, str(value)]}
+        if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+            return self.encoded(value.item())
         if isinstance(value, type) and issubclass(value, BaseException):
             return {"t": "error", "v": self._lineage(value)}
         return {"t": "object", "v": self._given(value)}

@@ -55,6 +55,7 @@ def numbers(n):
 def apply(function, values, *, key=None): return [function(v) for v in sorted(values, key=key)]
 def changed(values): values.append(4)
 def leave(): raise SystemExit(0)
+def five(): return Number()
 
 class Stack:
     def __init__(self, *items): self.items = list(items)
@@ -79,6 +80,12 @@ class Vector:
     def __ior__(self, other):
         self.x = other.x
         return self
+
+class Number:
+    # as numpy's
+    ndim = 0
+    def item(self): return 5
+Number.__module__ = "numpy"
 
 class Cheat:
     def __sub__(self, other): return 0.0
@@ -124,6 +131,7 @@ stack.items = [9]
 assert stack[0] == 9 and same(stack) is stack
 shapes.LIMIT = 2
 assert small(2) is None
+assert shapes.five() == 5 and type(shapes.five()) is int
 one, two = Vector(3, 4), Vector(1, -1)
 assert (one + two).x == 4 and one * two == -1 and -one == Vector(-3, -4) and abs(one) == float(one) == round(one) == 5
 assert sum([two, two], Vector(0, 0)) == Vector(2, -2) and len({one, Vector(3, 4), two}) == 2 and one in {Vector(3, 4)}
