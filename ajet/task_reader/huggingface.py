@@ -81,7 +81,8 @@ class HuggingFaceReader(BaseTaskReader):
         # many kinds of errors (network, hub, arrow, its own), which all mean that the source can't be read
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
             hint = "" if local.exists() else " (there is no such file or folder, so it was looked up on the hub)"
-            raise TaskDataError(f"{SECTION}.dataset_path: can't read {path!r}{hint}: {error}") from error
+            cause = f": {error.__cause__}" if error.__cause__ else ""
+            raise TaskDataError(f"{SECTION}.dataset_path: can't read {path!r}{hint}: {error}{cause}") from error
         if isinstance(loaded, dict):
             return dict(loaded)
         return {str(loaded.split or settings.training_split): loaded}

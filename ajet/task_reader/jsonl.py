@@ -91,4 +91,4 @@ def _parse(line: bytes) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise BadRecord(f"not JSON: {name} isn't a JSON number")
+    raise ValueError(f"{name} isn't a JSON number")

@@ -17,6 +17,7 @@ from typing import Any
 from ajet.config import Config
 from ajet.config.kinds import READERS, load
 from ajet.config.tasks import FieldsConfig, TaskReaderConfig
+from ajet.schema.chat import plain_text
 from ajet.schema.errors import TaskDataError
 from ajet.schema.printable import encodable
 from ajet.schema.task import Task
@@ -67,7 +68,9 @@ def task_from_record(record: Any, fields: FieldsConfig, *, query_needed: bool = 
         query, messages = None, messages or query
     messages = _messages(messages)
     if query is None:
-        query = next((m["content"] for m in reversed(messages) if isinstance(m.get("content"), str)), None)
+        said = [message for message in messages if plain_text(message.get("content")).strip()]
+        asked = [message for message in said if message["role"] == "user"] or said
+        query = plain_text(asked[-1]["content"]) if asked else None
     if query is None and not query_needed:
         query = ""
     if query is None:
@@ -197,6 +200,12 @@ def _checked(tasks: object, where: str, split: str) -> list[Task]:
     unique, note = with_unique_ids(require_tasks(tasks, where))
     if note:
         log.info("%s tasks: %s", split, note)
+    if answered := sum(task.init_messages[-1].get("role") == "assistant" for task in unique if task.init_messages):
+        log.warning(
+            "%d of %d %s tasks have messages that end with the assistant's, so the model is shown that answer: leave "
+            "it out of them",
+            *(answered, len(unique), split),
+        )
     return unique
 
 

@@ -64,6 +64,18 @@ def test_messages_are_taken_as_they_are(tmp_path: Path) -> None:
         assert (task.main_query, task.init_messages) == ("Hi", messages)
 
 
+def test_the_question_is_the_users_and_a_shown_answer_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    (task,) = jsonl(tmp_path, {"messages": [*parts, {"role": "user", "content": None}]})
+    assert task.main_query == "Hi"
+    assert "assistant" not in caplog.text
+    (task,) = jsonl(tmp_path, {"messages": [*parts, {"role": "assistant", "content": "Yo"}]})
+    assert task.main_query == "Hi"
+    assert "1 of 1 training tasks have messages that end with the assistant's" in caplog.text
+    (task,) = jsonl(tmp_path, {"messages": [{"role": "system", "content": "Begin."}]})
+    assert task.main_query == "Begin."
+
+
 def test_blank_lines_bom_and_line_separators(tmp_path: Path) -> None:
     tasks = jsonl(tmp_path, b'\xef\xbb\xbf{"query": "a"}', b"  ", '{"query": "b\u2028c"}'.encode(), b"")
     assert [task.main_query for task in tasks] == ["a", "b\u2028c"]
