@@ -155,13 +155,15 @@ def with_unique_ids(tasks: list[Task]) -> tuple[list[Task], str | None]:
 
 def require_tasks(tasks: Any, reader: str) -> list[Task]:
     """Validate the tasks that a reader returned."""
-    listed = list(tasks) if not isinstance(tasks, str | bytes | dict) and hasattr(tasks, "__iter__") else None
+    listed = list(tasks) if not isinstance(tasks, str | bytes | dict | Task) and hasattr(tasks, "__iter__") else None
     if listed is None or not all(isinstance(task, Task) for task in listed):
         wrong = tasks if listed is None else next(task for task in listed if not isinstance(task, Task))
         raise TaskDataError(f"{reader} should return a list of ajet.Task, but returned {type(wrong).__name__}")
     for number, task in enumerate(listed, start=1):
         for field in ("task_id", "env_type", "main_query"):
-            if encodable(text := getattr(task, field)) != text:
+            if not isinstance(text := getattr(task, field), str):
+                raise TaskDataError(f"{reader}: the {field} of task {number} should be text, not {text!r:.80}")
+            if encodable(text) != text:
                 raise TaskDataError(
                     f"{reader}: the {field} of task {number} has half of a surrogate pair, which is not a character: "
                     f"{encodable(text)[:80]!r}"

@@ -164,6 +164,16 @@ class Wrong(BaseTaskReader):
     def get_training_tasks(self):
         return ["text"]
 
+class Numbered(BaseTaskReader):
+    def get_training_tasks(self):
+        task = Task(main_query="a")
+        task.task_id = 5
+        return [task]
+
+class One(BaseTaskReader):
+    def get_training_tasks(self):
+        return Task(main_query="a")
+
 class Unrelated: pass
 """
 
@@ -179,7 +189,13 @@ def test_a_reader_of_the_users_own(tmp_path: Path) -> None:
     assert len({task.task_id for task in own("MyReader")}) == 3
     with pytest.raises(TaskDataError, match=r"should return a list of ajet\.Task, but returned str"):
         own("Wrong")
-    with pytest.raises(ImportPathError, match="isn't a class derived from BaseTaskReader; there is: MyReader, Wrong"):
+    with pytest.raises(TaskDataError, match=r"should return a list of ajet\.Task, but returned Task"):
+        own("One")
+    with pytest.raises(TaskDataError, match="the task_id of task 1 should be text, not 5"):
+        own("Numbered")
+    with pytest.raises(
+        ImportPathError, match="isn't a class derived from BaseTaskReader; there is: MyReader, Wrong, Numbered, One"
+    ):
         own("Unrelated")
 
 
