@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from ajet.schema.errors import MissingDependencyError, TaskDataError
 from ajet.schema.install import install_command
@@ -223,13 +225,19 @@ def _docx(path: Path) -> str:
     try:
         for block in docx.Document(str(path)).iter_inner_content():
             if hasattr(block, "rows"):
-                parts.append("\n".join(" | ".join(cell.text.strip() for cell in row.cells) for row in block.rows))
+                parts.append("\n".join(" | ".join(_cells(row)) for row in block.rows))
             else:
                 parts.append(block.text)
     except Exception as error:  # noqa: BLE001 - likewise: errors of zip, of compression, of XML, and of its own
         why = f"{type(error).__name__}: {error}"
         raise TaskDataError(f"{KEY}: {path}: not a readable Word document: {why}") from None
     return "\n\n".join(part for part in parts if part.strip())
+
+
+def _cells(row: Any) -> Iterator[str]:
+    """The texts of a row's cells. The library gives a cell that spans several columns once for each."""
+    for _, same in groupby(row.cells, lambda cell: cell._tc):
+        yield next(same).text.strip()
 
 
 READERS = {

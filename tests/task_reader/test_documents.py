@@ -73,6 +73,17 @@ def docx(**parts: bytes) -> bytes:
     return changed.getvalue()
 
 
+def test_a_cell_that_spans_columns_is_read_once(tmp_path: Path) -> None:
+    document = pytest.importorskip("docx").Document()
+    table = document.add_table(rows=2, cols=3)
+    for row, texts in enumerate((("A", "", "same"), ("same", "same", "B"))):
+        for column, text in enumerate(texts):
+            table.cell(row, column).text = text
+    table.cell(0, 0).merge(table.cell(0, 1))
+    document.save(whole := io.BytesIO())
+    assert text_of(tmp_path / "a.docx", whole.getvalue()) == "A | same\nsame | same | B"
+
+
 def damaged(content: bytes, seed: int) -> bytes:
     draw = random.Random(seed)
     changed = bytearray(content)
