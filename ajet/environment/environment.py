@@ -66,6 +66,14 @@ class Environment:
         """Free what the episode holds. Called once, whatever happened; from another thread if a step hangs."""
 
 
+def checked_first(value: Any, where: str) -> Observation:
+    """What a `reset` returned. Raises EnvironmentFault if it is gymnasium's pair, whose second part the model would be
+    shown."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):
+        raise EnvironmentFault(f"{where} returned {value!r:.80}: return the observation alone, without info")
+    return value
+
+
 def checked_step(value: Any, where: str) -> StepResult:
     """What a `step` returned, as a `StepResult` with a finite reward. Raises EnvironmentFault, which begins with
     `where`."""

@@ -23,6 +23,7 @@ from ajet.environment.environment import (
     Observation,
     StepResult,
     action_text,
+    checked_first,
     checked_reward,
     checked_step,
     observation_text,
@@ -77,7 +78,7 @@ class LeasedEnvironment:
         try:
             with self._noted("reset") as event:
                 self._environment = self._source.make(self.episode_uuid)
-                self.observation = self._call("reset", self._task)
+                self.observation = checked_first(self._call("reset", self._task), f"{self.record.name}.reset")
                 event.observation = _beginning(observation_text(self.observation))
         except BaseException:
             if self._opened():
@@ -98,7 +99,7 @@ class LeasedEnvironment:
             if self._rewards or self._done:
                 self._rewards, self._done = [], False
                 with self._noted("reset") as event:
-                    self.observation = self._call("reset", self._task)
+                    self.observation = checked_first(self._call("reset", self._task), f"{self.record.name}.reset")
                     event.observation = _beginning(observation_text(self.observation))
             return self.observation
 

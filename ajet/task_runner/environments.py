@@ -18,6 +18,7 @@ from ajet.environment.environment import (
     find_source,
     observation_messages,
     observation_text,
+    observed,
 )
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxError, SandboxSettings, check_sandbox, open_sandbox
@@ -68,10 +69,10 @@ def enter(leased: LeasedEnvironment, workflow_task: WorkflowTask) -> None:
     workflow_task.gym_env = leased
     task = workflow_task.task
     more: dict[str, object] = {}
+    messages = observation_messages(observed(leased.observation))
     if not task.init_messages:
-        more["init_messages"] = observation_messages(leased.observation)
+        more["init_messages"] = messages
     if task.main_query in UNASKED:
-        messages = observation_messages(leased.observation)
         more["main_query"] = observation_text(messages[-1]) if messages else ""
     workflow_task.task = task.model_copy(update=more)
 

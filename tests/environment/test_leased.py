@@ -85,6 +85,13 @@ def test_an_environment_that_cannot_begin_is_closed(tmp_path: Path) -> None:
         env.step("one")
 
 
+def test_a_first_observation_with_info_is_refused_before_a_model_is_shown_it() -> None:
+    with pytest.raises(
+        EnvironmentFault, match=r"Counter\.reset returned .*: return the observation alone"
+    ):
+        lease(query="pair").open()
+
+
 def test_closing_from_another_thread_ends_a_lease_whose_step_hangs(tmp_path: Path) -> None:
     env = lease(log=str(tmp_path / "log")).open()
     threading.Thread(target=env.step, args=("hang",), daemon=True).start()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pytest
+
 from ajet.config import make_config
 from ajet.config.contradictions import contradictions
-from ajet.environment.environment import EnvironmentSettings
+from ajet.environment.environment import NOTHING_OBSERVED, EnvironmentSettings
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner.environments import enter, environment_settings
 
@@ -55,3 +57,16 @@ def test_a_tasks_metadata_stay_what_its_reader_made_them() -> None:
     enter(leased, work)
     assert (work.task.main_query, work.task.init_messages) == ("go", Leased.observation)
     assert work.task.metadata["record"] is record
+
+
+@pytest.mark.parametrize("nothing", [None, "", []])
+def test_a_first_observation_of_nothing_is_said_as_by_a_service(nothing: Any) -> None:
+    class Leased:
+        observation = nothing
+
+        def open(self) -> None: ...
+
+    work = WorkflowTask(task=Task())
+    leased: Any = Leased()
+    enter(leased, work)
+    assert work.task.init_messages == [{"role": "user", "content": NOTHING_OBSERVED}]
