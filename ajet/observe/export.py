@@ -94,18 +94,21 @@ def _trace_record(one: RecordedEpisode) -> dict[str, Any]:
 
 
 def sft_records(recorded: Iterator[RecordedEpisode]) -> Iterator[dict[str, Any]]:
-    """The conversations of usable episodes, each up to its last reply."""
+    """The conversations of usable episodes, each up to its last reply. A reply that another one replaced, or that was
+    masked, is no example."""
     for one in recorded:
         tree = one.episode.tree
         if not one.episode.usable:
             continue
         extended = {call.extends for call in tree.calls if call.run != ROOT}
         for index, call in enumerate(tree.calls):
-            if call.run != ROOT and call.trainable and index not in extended:
+            shown = call.run != ROOT and call.trainable and call.drop not in ("abandoned", "failure_reward")
+            if shown and index not in extended:
                 record: dict[str, Any] = {"messages": conversation(tree, index)}
                 if call.tools != ROOT:
                     record["tools"] = tree.toolsets[call.tools]
-                about = {"episode_id": one.episode.episode_id, "agent": call.agent, "reward": one.episode.reward}
+                reward = one.episode.agent_rewards.get(call.agent, one.episode.reward)
+                about = {"episode_id": one.episode.episode_id, "agent": call.agent, "reward": reward}
                 yield {**record, "task_id": one.episode.task_id, **about}
 
 

@@ -86,9 +86,7 @@ def test_an_environment_that_cannot_begin_is_closed(tmp_path: Path) -> None:
 
 
 def test_a_first_observation_with_info_is_refused_before_a_model_is_shown_it() -> None:
-    with pytest.raises(
-        EnvironmentFault, match=r"Counter\.reset returned .*: return the observation alone"
-    ):
+    with pytest.raises(EnvironmentFault, match=r"Counter\.reset returned .*: return the observation alone"):
         lease(query="pair").open()
 
 

@@ -284,6 +284,26 @@ def test_a_call_without_a_reply_costs_no_demonstration(tmp_path: Path) -> None:
     assert before and list(sft_records(store.all())) == before
 
 
+def test_a_reply_that_another_one_replaced_is_no_demonstration(tmp_path: Path) -> None:
+    (episode,) = episodes(1)
+    episode.reward = 1.0
+    episode.agent_rewards = {call.agent: -0.5 for call in episode.tree.calls}
+    answered = [call for call in episode.tree.calls if call.run != ROOT and call.trainable]
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite")
+
+    def shown() -> list[dict[str, object]]:
+        recorder.record(episode, 1)
+        recorder.flush()
+        return list(sft_records(EpisodeStore(tmp_path / "e.sqlite").all()))
+
+    before = shown()
+    assert {record["reward"] for record in before} == {-0.5}
+    for dropped in ("abandoned", "failure_reward"):
+        answered[-1].drop = dropped  # type: ignore[assignment]
+        assert len(shown()) == len(before) - 1
+    recorder.close()
+
+
 def test_bytes_of_tokens() -> None:
     class ByteLevel:
         def __init__(self) -> None:
