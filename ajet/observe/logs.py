@@ -201,7 +201,7 @@ class _TerminalHandler(logging.StreamHandler[Any]):
 
 class _Repeats(logging.Filter):
     """Lets a warning through once, then at the 10th, 100th … time. Those of one kind, whose text differs, three times.
-    The file holds all of them."""
+    Likewise errors of other libraries, which may come with each line of a tool. The file holds all of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,8 @@ class _Repeats(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if getattr(record, ONLY_TO_FILE, False):
             return False
-        if record.levelno != logging.WARNING:
+        ours = record.name.partition(".")[0] == "ajet"
+        if record.levelno < logging.WARNING or (ours and record.levelno > logging.WARNING):
             return True
         kind, text = (record.name, str(record.msg)), (record.name, record.getMessage())
         if not self._texts[text]:

@@ -91,3 +91,18 @@ def test_the_same_warning_is_shown_once_and_then_counted(capsys: pytest.CaptureF
     ]
     assert len([line for line in said if line.startswith("step")]) == 100
     assert len([line for line in said if line == "error: broken"]) == 100
+
+
+@pytest.mark.usefixtures("terminal")
+def test_an_error_of_another_library_is_shown_once_and_then_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(50):
+        try:
+            raise ValueError("no JSON")
+        except ValueError:
+            logging.getLogger("mcp.client.stdio").exception("Failed to parse a message")
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if line.startswith("error")] == [
+        "error: Failed to parse a message",
+        "error: Failed to parse a message (10 such warnings so far)",
+    ]
+    assert said.count("ValueError: no JSON") == 2
