@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 EXAMPLE_JUDGE = "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"
 NO_REWARD = (
     "the workflow returned reward=None and there is no judge: return WorkflowOutput(reward=…), "
+    "end the episode of a service with a reward, "
     f"or set ajet.task_judge.judge_protocol, for example to {EXAMPLE_JUDGE}"
 )
 

@@ -127,6 +127,22 @@ def test_a_reward_in_a_span_is_that_of_the_call_it_names(rewards: bool) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("value", ["nan", "0.5", True])
+def test_a_reward_that_is_no_number_says_that_it_doesnt_count(value: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with place() as here:
+            given = {"agentlightning.reward.0.value": value}
+            span = Span(rollout_id="e", attempt_id="e", span_id="1a", trace_id="1a", name="score", attributes=given)
+            reply = await post(here, PATH, to_json([span], {}, ""), here.key.control_key)
+            assert reply.status == 200
+            (kept,) = here.session.spans.spans
+            assert "must be a finite number" in kept.attributes[names.NOT_COUNTED]
+            assert here.session.tracker.finish(None).reward is None
+            assert "must be a finite number" in caplog.text
+
+    asyncio.run(run())
+
+
 def test_an_agent_instrumented_with_openinference() -> None:
     pytest.importorskip("openinference.instrumentation.openai")
 

@@ -30,7 +30,7 @@ from ajet.gateway.chat.reply import (
 )
 from ajet.gateway.chat.reply_parser import PLAIN, ReplyParser
 from ajet.gateway.chat.session_log import SpanLog, StoredResponses
-from ajet.observe.tracing import NOT_COUNTED, call_of, reward_of
+from ajet.observe.tracing import NOT_COUNTED, call_of, reward_of, with_valid_reward
 from ajet.schema.chat import ChatReply, ChatRequest, Completion, GenerateRequest, Message, Sampling, Tool
 from ajet.schema.errors import (
     AjetError,
@@ -215,7 +215,7 @@ class EpisodeSession:
         if self.closed:
             return 0
         kept = 0
-        for span in spans:
+        for span in map(with_valid_reward, spans) if rewards_count else spans:
             if (reward := reward_of(span)) is not None:
                 why = "it was sent without the control key"
                 try:

@@ -292,9 +292,8 @@ def reward_of(span: Span) -> EmittedReward | None:
 
 
 def with_valid_reward(span: Span) -> Span:
-    """Return a span as a store keeps it: if `emit_reward`'s value is no number, it says that it doesn't count, and
-    why."""
-    for name, value in span.attributes.items() if span.name in (REWARD, ANNOTATION) else ():
+    """Return a span as it is kept: if a reward's value is no number, it says that it doesn't count, and why."""
+    for name, value in span.attributes.items():
         if type(value) is not float and REWARD_VALUES.fullmatch(name):
             try:
                 finite_reward(value, f"span {span.span_id}: the attribute {name!r}")
