@@ -154,20 +154,21 @@ def _workflow_class(rollout_function: RolloutFunction) -> type[Workflow]:
     if inspect.iscoroutinefunction(rollout_function._function):
 
         async def execute_async(_: Workflow, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
-            return _output(name, await rollout_function.bind(workflow_task, tuner))
+            return output_of(name, await rollout_function.bind(workflow_task, tuner))
 
         execute: Any = execute_async
     else:
 
         def execute_sync(_: Workflow, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
-            return _output(name, rollout_function.bind(workflow_task, tuner))
+            return output_of(name, rollout_function.bind(workflow_task, tuner))
 
         execute = execute_sync
     doc = inspect.getdoc(rollout_function._function)
     return type(name, (Workflow,), {"execute": execute, "__doc__": doc, "__module__": rollout_function.__module__})
 
 
-def _output(name: str, returned: Any) -> WorkflowOutput:
+def output_of(name: str, returned: Any) -> WorkflowOutput:
+    """What a function returned, as a workflow's output."""
     if isinstance(returned, WorkflowOutput):
         return returned
     if isinstance(returned, bool):

@@ -9,15 +9,21 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from openai import AsyncOpenAI
 
 import ajet.compat.agentlightning as agl
 from ajet.backbone.trainer_api import Trainer as OurTrainer
+from ajet.compat.agentlightning.litagent import workflow_of
 from ajet.schema.errors import ConfigError, UserError
+from ajet.schema.task import Task, WorkflowTask
 from ajet.store.requests import StoreUnavailableError, UnknownIdError
+from ajet.task_runner.tuner import AjetTuner
+from ajet.workflow import Workflow
+from support.runner_fakes import runner_of
 
 MY_FIRST_AGENT = """
 from typing import TypedDict
@@ -395,6 +401,24 @@ def test_an_agent_without_its_resource_fails_and_says_so(caplog: pytest.LogCaptu
     ended = agl.Trainer().fit(agl.rollout(lambda task, llm: 1.0), ["a"])
     assert [one.status for one in ended] == ["failed"]
     assert "there is no LLM among the resources" in caplog.text
+
+
+def test_in_training_a_plain_agent_may_start_a_loop_and_return_what_a_function_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    endpoint = SimpleNamespace(base_url="http://127.0.0.1/v1", model="m", api_key="k")
+    monkeypatch.setattr(AjetTuner, "as_oai_baseurl_apikey", lambda tuner: endpoint)
+
+    class Checks(agl.LitAgent[Any]):
+        def rollout(self, task: Any, resources: Any, rollout: Any) -> Any:
+            return asyncio.run(asyncio.sleep(0, task["main_query"] == "hi"))
+
+    async def run() -> None:
+        task = WorkflowTask(task=Task(task_id="t", main_query="hi"), task_id="t", episode_uuid="e")
+        episode = await runner_of(cast(type[Workflow], workflow_of(Checks()))).run(task)
+        assert (episode.reward, episode.is_success) == (1.0, True), episode.failure
+
+    asyncio.run(run())
 
 
 @pytest.mark.slow

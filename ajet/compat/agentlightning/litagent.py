@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ajet.schema.errors import UserError
 from ajet.schema.resources import LLM, PromptTemplate
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.task_runner.workflow import RolloutFunction, RolloutFunctionError, Workflow, record_of
+from ajet.task_runner.results import called
+from ajet.task_runner.workflow import RolloutFunction, RolloutFunctionError, Workflow, output_of, record_of
 from ajet.task_runner.workflow import rollout as rollout
 
 if TYPE_CHECKING:
@@ -143,10 +144,8 @@ def workflow_of(agent: Agent) -> RolloutFunction | type[Workflow]:
         endpoint = tuner.as_oai_baseurl_apikey()
         resources = {"main_llm": LLM(endpoint.base_url, endpoint.model, endpoint.api_key)}
         mode = "val" if workflow_task.validation else "train"
-        returned = agent.method(mode)(record_of(workflow_task), resources, workflow_task)
-        if inspect.isawaitable(returned):
-            returned = await returned
-        return WorkflowOutput.model_construct(reward=returned)  # checked where all rewards enter
+        returned = await called(agent.method(mode), record_of(workflow_task), resources, workflow_task)
+        return output_of(type(agent).__name__, returned)
 
     kind = type(agent)
     return type(kind.__name__, (Workflow,), {"execute": execute, "__doc__": kind.__doc__, "__module__": __name__})
