@@ -247,12 +247,17 @@ class ExperimentFolder:
         return self.path / "checkpoints"
 
     def keep_checkpoints_in(self, base: str | None) -> None:
-        """Make `checkpoints` a link to a folder of its own there. A run that goes on keeps its place."""
+        """Make `checkpoints` a link to a folder of its own there. A run that goes on keeps its place, and doesn't begin
+        again where that is missing, perhaps for lack of a disk."""
         link = self.checkpoints
         is_placed = link.is_symlink()
         if not is_placed and (base is None or link.exists()):
             return
         folder = link.readlink() if is_placed else Path(str(base)).expanduser().absolute() / self.name
+        if self.has_results and is_placed and not folder.is_dir():
+            raise ExperimentPlaceError(
+                f"{link} leads to {folder}, which isn't there: mount its disk, or delete the link to begin again"
+            )
         if not is_placed and folder.exists():  # another run's
             folder = _aside(folder)
         try:

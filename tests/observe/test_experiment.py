@@ -120,8 +120,8 @@ def test_fresh_keeps_the_former_run_aside(tmp_path: Path) -> None:
 
 
 def test_checkpoints_elsewhere_are_those_of_their_run(tmp_path: Path) -> None:
-    """A link leads to them: the same run goes on there, `--fresh` begins beside them, and a folder that is gone is made
-    again."""
+    """A link leads to them: the same run goes on there, and `--fresh` begins beside them. A folder that is gone is made
+    again, unless the run had results: it would drop them."""
     base = tmp_path / "large disk"
 
     def opened(*, fresh: bool = False) -> Path:
@@ -139,6 +139,15 @@ def test_checkpoints_elsewhere_are_those_of_their_run(tmp_path: Path) -> None:
     assert (aside / "checkpoints" / "step_1").is_dir()
     second.rmdir()
     assert opened() == second and second.is_dir()
+    (second / "step_1").mkdir()
+    with ExperimentFolder.open(config(), exp_dir=tmp_path / "runs") as folder:
+        folder.metrics.log(1, {"reward/mean": 1.0})
+    base.rename(tmp_path / "not mounted")
+    with pytest.raises(ExperimentPlaceError, match="isn't there: mount its disk, or delete the link to begin again"):
+        opened()
+    assert read_metrics(folder.path / "metrics.jsonl") and not base.exists()
+    (tmp_path / "not mounted").rename(base)
+    assert opened() == second
     with ExperimentFolder.open(config(), exp_dir=tmp_path / "other runs") as folder:  # of the same name
         folder.keep_checkpoints_in(str(base))
         assert folder.checkpoints.resolve() not in (first, second)
