@@ -32,12 +32,15 @@ FIXED_WORDS = {
 BASH = """\
 _ajet_runs() { ls saved_experiments 2>/dev/null; }
 _ajet() {
-  local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" command="${COMP_WORDS[1]}" words=""
+  local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" command="${COMP_WORDS[1]}" words="" value=""
   COMPREPLY=()
+  if [ "$cur" = "=" ]; then cur="" value=1  # bash takes the `=` of `--conf=run.yaml` for a word
+  elif [ "$prev" = "=" ]; then prev="${COMP_WORDS[COMP_CWORD-2]}" value=1; fi
   case "$prev" in
     --backbone) COMPREPLY=($(compgen -W "@BACKBONES@" -- "$cur")); return ;;
     --conf) COMPREPLY=($(compgen -f -X '!*.y*ml' -- "$cur") $(compgen -d -- "$cur")); return ;;
   esac
+  if [ "$value" ]; then return; fi
   if [ "$COMP_CWORD" -eq 1 ]; then
     words="@COMMANDS@ @FLAGS@"
   else

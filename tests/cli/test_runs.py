@@ -149,15 +149,22 @@ complete_line ajet compare math-agent math-agent-
 complete_line ajet --conf x.yaml --backbone d
 complete_line ajet --conf x.yaml rollout.num_rep
 complete_line ajet export weights --be
+complete_line ajet --conf x.yaml --backbone = d
+complete_line ajet --conf x.yaml --backbone =
+complete_line ajet --conf x.yaml rollout.engine = v
+complete_line ajet --conf = c
 """
 
 
 def test_bash_completes(here: Path) -> None:
     script = COMPLETE.format(python=sys.executable)
+    (here / "config.yaml").touch()
     done = subprocess.run(
         ["bash", "-c", script], cwd=here, env={**os.environ, **CODES}, capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines() == ["chat", "math-agent-rloo", "debug", "rollout.num_repeat=", "--best"]
+    assert done.stdout.splitlines()[:5] == ["chat", "math-agent-rloo", "debug", "rollout.num_repeat=", "--best"]
+    # bash gives `--backbone=d` as three words
+    assert done.stdout.splitlines()[5:] == ["debug", "local debug verl trinity prompt", "", "config.yaml"]
     assert not done.stderr
 
 
