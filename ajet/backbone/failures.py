@@ -240,8 +240,8 @@ class FailureWatch:
         kinds = Counter((key, episode.failure.kind if episode.failure else "unknown") for key, episode in dropped)
         (key, kind), count = kinds.most_common(1)[0]
         log.warning(
-            "%d of %d episodes of %s failed and are not trained, most often (%d) after %s. If that is because of what "
-            "the model wrote, it doesn't learn to avoid it: ajet.failure_reward.%s: -1, for example, counts them",
+            "%d of %d episodes of %s failed, so means and training leave them out, most often (%d) after %s. If that "
+            "is because of what the model wrote, ajet.failure_reward.%s: -1, for example, counts them",
             *(len(dropped), len(counted), when, count, kind, key),
         )
 

@@ -75,6 +75,7 @@ def test_many_drops_are_said_once_with_the_key(caplog: pytest.LogCaptureFixture)
         watch.look_at(f"step {step}", [*well(7), *many])
     (said,) = caplog.records
     assert "3 of 10 episodes of step 2" in said.getMessage()
+    assert "so means and training leave them out" in said.getMessage(), "true of a validation, too"
     assert "(2) after EpisodeTimeout. " in said.getMessage() and "ajet.failure_reward.timeout: -1" in said.getMessage()
 
 
