@@ -240,16 +240,14 @@ VERL = {
     "actor/clip_fraction": "train/clip_fraction",
     "actor/grad_norm": "train/grad_norm",
     "actor/lr": "train/lr",
-    "training/rollout_probs_diff_max": "train/sampler_gap",
-    "training/off_policy/trajectory_staleness/mean": "train/staleness",
+    "actor/sampler_gap_max": "train/sampler_gap",
     "timing_s/step": "time/step",
     "timing_s/gen": "time/rollout",
     "timing_s/update_actor": "time/train",
     "timing_s/update_weights": "time/sync",
     "timing_s/save_checkpoint": "time/checkpoint",
-    "perf/throughput": "perf/tokens_per_second",
 }
-KEPT_BY_VERL = ("return/", "reward/", "success/", "episode/", "groups/", "status/", "outcome/", "failure/",
+KEPT_BY_VERL = ("return/", "reward/", "success/", "episode/", "ledger/", "status/", "outcome/", "failure/",
                 "masked/", "dropped/", "fork/", "time/", "user/", "tag/", "val/", "credit/", "train/")  # fmt: skip
 """Prefixes of names that reach verl from our sampler and collector, and come back as they are."""
 
@@ -271,7 +269,6 @@ TRINITY = {
     "time/sync_weight": "time/sync",
     "time/save_checkpoint": "time/checkpoint",
     "explorer/time/wait_explore_step": "time/rollout",
-    "perf/throughput": "perf/tokens_per_second",
 }
 KEPT_BY_TRINITY = ("train/", "tokens/", "loss/", "time/step", "time/update", "time/logprobs", "time/train_", "pack/",
                    "perf/")  # fmt: skip
@@ -286,7 +283,15 @@ def step_names(metrics: Mapping[str, float]) -> dict[str, float]:
 def from_verl(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Translate one line of verl's metrics file; text is left out."""
     numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
-    return _renamed(numbers, VERL, KEPT_BY_VERL, "verl/")
+    named = _renamed(numbers, VERL, KEPT_BY_VERL, "verl/")
+    if "time/rollout" in named:
+        named |= token_rate(named, named["time/rollout"])
+    return named
+
+
+def token_rate(metrics: Mapping[str, float], rollout_s: float) -> dict[str, float]:
+    """Sampled tokens per second of a step's rollout."""
+    return {"perf/tokens_per_second": metrics.get("episode/sampled_tokens_total", 0.0) / max(rollout_s, 1e-9)}
 
 
 def from_trinity(metrics: Mapping[str, float]) -> dict[str, float]:

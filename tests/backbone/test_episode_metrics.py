@@ -121,11 +121,15 @@ def test_staleness_weighs_by_trained_tokens() -> None:
 
 def test_verls_metrics_get_our_names() -> None:
     given = {"actor/grad_norm": 0.5, "timing_s/gen": 2, "reward/mean": 0.25, "critic/score/mean": 9.0, "note": "text"}
+    given |= {"episode/sampled_tokens_total": 40.0, "perf/throughput": 3.0}  # verl's is of all tokens, over the step
     assert from_verl(given) == {
         "train/grad_norm": 0.5,
         "time/rollout": 2.0,
         "reward/mean": 0.25,
+        "episode/sampled_tokens_total": 40.0,
+        "perf/tokens_per_second": 20.0,
         "verl/critic/score/mean": 9.0,
+        "verl/perf/throughput": 3.0,
     }
 
 

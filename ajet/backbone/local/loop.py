@@ -20,7 +20,7 @@ from ajet.backbone.local.demonstrations import demonstration_batches
 from ajet.backbone.local.learner import Learner
 from ajet.backbone.local.placement import check_gpu, place, visible_gpus
 from ajet.backbone.local.rollouts import Replay, Rollouts
-from ajet.backbone.metrics import episode_metrics, ledger_metrics, staleness, step_names
+from ajet.backbone.metrics import episode_metrics, ledger_metrics, staleness, step_names, token_rate
 from ajet.backbone.plan import BEFORE_THE_FIRST, imitates_a_file, training_steps, validates_after, validation_repeats
 from ajet.backbone.report import EXIT_NOTHING_TRAINED, EarlyStop, Hints, validation_metrics, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, taught_alone
@@ -262,8 +262,7 @@ class LocalRun:
             "time/step": time.perf_counter() - began,
         }
         if self.runtime.external is None:  # else they were sampled before this step waited for them
-            sampled = metrics.get("episode/sampled_tokens_total", 0.0)
-            metrics["perf/tokens_per_second"] = sampled / max(metrics["time/rollout"], 1e-9)
+            metrics |= token_rate(metrics, metrics["time/rollout"])
         return metrics
 
     def _batch(self, complete: list[EpisodeGroup]) -> list[EpisodeGroup]:

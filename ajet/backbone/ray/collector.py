@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from ajet.backbone.failures import FailureWatch
-from ajet.backbone.metrics import episode_metrics, step_names
+from ajet.backbone.metrics import episode_metrics, ledger_metrics, staleness, step_names, token_rate
 from ajet.backbone.plan import BEFORE_THE_FIRST
 from ajet.backbone.ray.payload import EPISODE_METRICS, WARNINGS, RunError, RunPayload
 from ajet.backbone.ray.watcher import WarningRelay
@@ -96,9 +96,11 @@ class EpisodeCollector:
         """Record a step's groups, and return their metrics. With `added`, both are also written to the metrics file."""
         ended = [self._groups.pop(uid) for uid in groups if uid in self._groups]
         episodes = [episode for group in ended for episode in (*group.episodes, *group.failed)]
-        metrics = self._metrics(ended, episodes, validation)
+        metrics = self._metrics(step, ended, episodes, validation)
+        if added is not None:
+            metrics |= added | token_rate(metrics, added["time/rollout_ended"] - added["time/rollout_began"])
         if validation or added is not None:  # verl has no place for a validation's; a step's go with verl's own
-            self._write(step, metrics | (added or {}))
+            self._write(step, metrics)
         self._record(step, episodes, {item.episode_id: item for item in credit}, validation)
         for episode in episodes:
             self._tally.add_and_log(episode)
@@ -116,11 +118,15 @@ class EpisodeCollector:
             self._failure = asyncio.get_running_loop().create_future()
         return self._failure
 
-    def _metrics(self, groups: list[EpisodeGroup], episodes: list[Episode], validation: bool) -> dict[str, float]:
+    def _metrics(
+        self, step: int, groups: list[EpisodeGroup], episodes: list[Episode], validation: bool
+    ) -> dict[str, float]:
         threshold = self._config.ajet.task_judge.success_threshold
         if validation:
             return validation_metrics(groups, threshold)
-        metrics = episode_metrics(episodes, success_threshold=threshold)
+        trained = [episode for group in groups if group.complete for episode in group.episodes]
+        metrics = episode_metrics(episodes, success_threshold=threshold) | ledger_metrics(episodes)
+        metrics |= staleness(trained, version=step - 1)
         metrics["train/incomplete_groups"] = float(sum(not group.complete for group in groups))
         return metrics | step_names(metrics)
 

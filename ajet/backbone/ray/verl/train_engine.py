@@ -31,6 +31,8 @@ VENDORS = ("nvidia", "amd")
 """The vendors of devices that verl calls `cuda`."""
 METRICS = {"policy/sum": "pg_loss", "kl/sum": "kl_loss", "clip_fraction/sum": "clip_fraction", "ratio/sum": "ratio"}
 """Our sums, and the names under which verl reports them."""
+GAP = "sampler_gap_max"
+"""The same of the largest difference between the sampler's log-probability and ours. verl's own is of probabilities."""
 
 
 class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
@@ -61,6 +63,14 @@ class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         torch.distributed.all_reduce(weights, group=self.get_data_parallel_group())
         self._weighs = bool(weights > 0)
         return super().train_batch(data, self._loss)
+
+    def lr_scheduler_step(self) -> float:
+        """The rate of the step that is done: verl's is the next one's."""
+        if not self._ours:
+            return float(super().lr_scheduler_step())
+        done = float(self.lr_scheduler.get_last_lr()[0])
+        super().lr_scheduler_step()
+        return done
 
     def optimizer_step(self) -> float:
         """Nothing, if nothing has a weight."""
@@ -112,9 +122,10 @@ class RowLoss:
             names.append("ref_log_prob")
         rows = data.select(*names).to_padded_tensor()
         at = rows[WEIGHTS][:, : new.shape[1]].nonzero(as_tuple=True)
+        zero = torch.zeros(())
         ranks = int(data["dp_size"])  # verl averages gradients over ranks, and ours is a sum
         if not len(at[0]):
-            return new.sum() * 0.0, {name: _metric(0.0) for name in METRICS.values()}
+            return new.sum() * 0.0, {name: _metric(0.0) for name in METRICS.values()} | {GAP: _most(zero)}
 
         def picked(name: str) -> Tensor:
             values: Tensor = rows[name][at].to(new.dtype)
@@ -131,14 +142,17 @@ class RowLoss:
         )
         entropy_E = None if entropy is None else no_padding_2_padding(entropy, data)[at]
         result = policy_loss(new[at], edges, self.settings, entropy_E)
-        zero = torch.zeros(())
         metrics = {theirs: _metric(float(result.sums.get(ours, zero)) * ranks) for ours, theirs in METRICS.items()}
-        return result.loss * ranks, metrics
+        return result.loss * ranks, metrics | {GAP: _most(result.sums.get("sampler_gap/max", zero))}
 
 
 def _metric(value: float) -> Any:
     """Micro-batches add up."""
     return Metric(aggregation=AggregationType.SUM, value=value)
+
+
+def _most(value: Tensor) -> Any:
+    return Metric(aggregation=AggregationType.MAX, value=float(value))
 
 
 def hand_through(token_level_rewards: Tensor, response_mask: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
