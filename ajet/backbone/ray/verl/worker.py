@@ -170,6 +170,7 @@ class EpisodeManager(AgentLoopManagerTQ):  # type: ignore[misc]
             ray.remote(EpisodeCollector).options(name=COLLECTOR, num_cpus=0, resources=HEAD).remote(run.encode())
         )
         self._watched: dict[Any, str] = {}
+        self._begin_again()
         config = run.load_config()
         common = config.ajet.trainer_common
         self.credit_settings = credit_settings(config)
@@ -180,6 +181,15 @@ class EpisodeManager(AgentLoopManagerTQ):  # type: ignore[misc]
         trainer, actor = self.config.trainer, self.config.actor_rollout_ref.actor
         self.data_parallel = int(trainer.nnodes * trainer.n_gpus_per_node // actor.ulysses_sequence_parallel_size)
         _current = self
+
+    def _begin_again(self) -> None:
+        """Of an asynchronous run that is resumed: groups that had ended but were not trained are run again, as verl
+        does with those that were running. Their rows are in the checkpoint, but their episodes were never recorded."""
+        kept = (tq.kv_list("train") or {}).get("train", {})
+        ended = {uid: tag for uid, tag in kept.items() if tag.get("is_prompt") and tag["status"] == "finished"}
+        if ended:
+            tags = [tag | {"status": "pending"} for tag in ended.values()]
+            tq.kv_batch_put(keys=list(ended), partition_id="train", tags=tags)
 
     def generate_sequences(self, prompts: Any) -> None:
         """Start a group for each prompt, without waiting for any."""
