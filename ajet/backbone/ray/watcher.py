@@ -205,9 +205,10 @@ class WarningRelay(logging.Handler):
         if record.exc_info:
             traceback = logging.Formatter().formatException(record.exc_info)
         kept = {name: getattr(record, name) for name in ("name", "levelno", "levelname", "msg", "args")}
+        line = json.dumps(kept | {TRACEBACK: traceback}, default=str) + "\n"
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(kept | {TRACEBACK: traceback}, default=str) + "\n")
+            with self._path.open("ab", buffering=0) as file:  # in one write: several processes append to it
+                file.write(line.encode())
         except OSError:
             self.handleError(record)
 

@@ -232,7 +232,7 @@ def _run(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "mode": "both",
         "project": config.ajet.project_name,
         "name": RUN_NAME,
-        "ray_namespace": NAMESPACE,
+        "ray_namespace": f"{NAMESPACE}/{run.scratch.name}",  # other runs on the same cluster have another
         "checkpoint_root_dir": str(run.checkpoint_dir),
         "continue_from_checkpoint": common.resume != "never",
         "ignore_validator_suggestions": True,

@@ -11,6 +11,7 @@ import sys
 from ajet.backbone.ray.payload import DriverInput, RunPayload, retry_slow_start, run_driver, wait_for_nodes
 from ajet.backbone.ray.verl import METRICS_PATH
 from ajet.backbone.ray.verl.config import compose_verl_config, pass_through
+from ajet.schema.errors import UserError
 
 
 def run_verl(given: DriverInput) -> None:
@@ -27,17 +28,32 @@ def run_verl(given: DriverInput) -> None:
     settings[f"ray_kwargs.ray_init.runtime_env.env_vars.{METRICS_PATH}"] = os.environ[METRICS_PATH]
     config = compose_verl_config(settings, given=pass_through(RunPayload.decode(given.payload).load_config()))
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=False)
-    if given.nodes:  # verl would end at once for lack of GPUs
-        _wait_for_nodes(config.ray_kwargs.ray_init.address, given.nodes)
+    if (address := config.ray_kwargs.ray_init.address) != "local":
+        look_at_cluster(address, given.nodes)
     retry_slow_start(lambda: run_ppo(config, task_runner_class=TaskRunnerV1))
 
 
-def _wait_for_nodes(address: str, nodes: int) -> None:
+QUEUE = {"name": "TransferQueueController", "namespace": "transfer_queue"}
+"""verl's queue of rows: an actor of a Ray cluster, whose name no run can choose."""
+
+
+def look_at_cluster(address: str, nodes: int) -> None:
+    """Wait for the machines: verl would end at once for lack of GPUs. Refuse a cluster on which another run of verl is
+    at work: each would train the other's rows."""
     import ray
 
     ray.init(address=address)
-    wait_for_nodes(nodes)
-    ray.shutdown()
+    try:
+        wait_for_nodes(nodes)
+        ray.get_actor(**QUEUE)
+    except ValueError:  # there is none
+        return
+    finally:
+        ray.shutdown()
+    raise UserError(
+        f"another run of verl is at work on the Ray cluster {address}, and verl's runs on one cluster share one queue "
+        "of rows: wait until it has ended, or leave --ray-address out, for a Ray of this run alone"
+    )
 
 
 if __name__ == "__main__":

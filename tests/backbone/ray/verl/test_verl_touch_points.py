@@ -7,6 +7,7 @@ import inspect
 import os
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from ajet.schema.errors import UserError
 from support.ray_runs import installed
 
 os.environ.setdefault("AJET_PLATFORM", "cpu")  # read when verl is imported
@@ -192,3 +194,28 @@ def test_every_key_that_we_set_is_one_that_verl_has() -> None:
         assert composed.actor_rollout_ref.actor.policy_loss.loss_mode == "ajet"
     with pytest.raises(ConfigError, match=r"did you mean actor_rollout_ref\.actor\.optim\.lr"):
         compose_verl_config({}, given={"actor_rollout_ref.actor.optim.lrr": 1})
+
+
+def test_a_cluster_where_another_run_of_verl_is_at_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from ajet.backbone.ray.verl.driver import QUEUE, look_at_cluster
+
+    queues: list[dict[str, str]] = []
+
+    def get_actor(name: str, namespace: str) -> None:
+        if {"name": name, "namespace": namespace} not in queues:
+            raise ValueError("no such actor")
+
+    ended: list[bool] = []
+    monkeypatch.setattr(ray, "init", lambda address: None)
+    monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr(ray, "shutdown", lambda: ended.append(True))
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    look_at_cluster("10.0.0.1:6379", nodes=0)
+    made = inspect.getsource(import_module("transfer_queue.interface"))
+    assert f'name="{QUEUE["name"]}", namespace="{QUEUE["namespace"]}"' in made
+    queues.append(QUEUE)
+    with pytest.raises(UserError, match=r"another run of verl .* 10\.0\.0\.1:6379.* one queue of rows"):
+        look_at_cluster("10.0.0.1:6379", nodes=0)
+    assert len(ended) == 2
