@@ -20,7 +20,6 @@ from ajet.backbone.ray.payload import RunPayload, training_stream, validation_ta
 from ajet.backbone.ray.rows import empty_experience, group_experiences
 from ajet.backbone.ray.trinity.host import HostedGroups, group_runner
 from ajet.schema.episode import EpisodeGroup
-from ajet.schema.errors import LostThreadsError, UserError
 from ajet.schema.task import Task as AjetTask
 
 _runners: dict[str, GroupRunner] = {}
@@ -51,10 +50,11 @@ class GroupWorkflow(Workflow):  # type: ignore[misc]
         self.run_id_base = run_id_base
 
     async def run_async(self) -> list[Experience]:
-        """Run the group. What the user must fix is reported, and ends the run."""
+        """Run the group. A failure is reported, and ends the run: Trinity would go on without the group, or wait for an
+        hour if it has none."""
         try:
             return await self._run()
-        except (UserError, LostThreadsError) as error:
+        except Exception as error:
             await self._runner.report(error)
             raise
 

@@ -276,3 +276,26 @@ def test_a_batch_without_a_usable_group_trains_nothing() -> None:
     placed = in_place(rows, norm=LossNorm.TOKEN_MEAN, updates=1, ranks=1, seed=(0, 0))
     assert [tree.trained_tokens for tree, _ in trees_of(placed, 1.0, LossNorm.TOKEN_MEAN)] == [0, 0]
     assert staleness(placed, 7) == {}
+
+
+@pytest.mark.parametrize("users", [True, False])
+def test_a_group_that_raises_ends_the_run(users: bool) -> None:
+    """Trinity would go on without it."""
+    from ajet.backbone.ray.trinity.workflow import GroupWorkflow
+    from ajet.schema.errors import ConfigError
+
+    reported: list[BaseException] = []
+
+    class Runner:
+        async def open(self) -> None:
+            raise ConfigError("no such class") if users else ValueError("a judge that can't get ready")
+
+        async def report(self, error: BaseException) -> None:
+            reported.append(error)
+
+    made: Any = object.__new__(GroupWorkflow)
+    made._runner = Runner()
+    made.task = SimpleNamespace(raw_task={"task": '{"task_id": "t"}'}, is_eval=False, batch_id=1, task_id=0)
+    with pytest.raises((ConfigError, ValueError)) as raised:
+        asyncio.run(made.run_async())
+    assert reported == [raised.value]
