@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,11 +172,22 @@ def _watch_driver(
         warnings = RelayedWarnings(scratch / WARNINGS)
         code = watch(child, sources, warnings, experiment, progress, gap, silence_s=silence_s)
     if code != 0:
-        reported = RunError.read(scratch)
-        if reported is not None and reported.users:
-            raise UserError(experiment.masker.text(reported.text))
-        reason = last_error(prepared.log) if reported is None else experiment.masker.text(reported.text)
-        raise BackboneFailedError(f"{adapter.title} ended with exit code {code}: {reason}\n    its log: {prepared.log}")
+        raise why_it_failed(adapter.title, code, RunError.read(scratch), prepared.log, experiment.masker.text)
+
+
+def why_it_failed(
+    title: str, code: int, reported: RunError | None, log_file: Path, mask: Callable[[str], str]
+) -> BackboneFailedError | UserError:
+    """What to raise of a driver that failed: what a process reported, or else what the log or the exit code says."""
+    if reported is not None and reported.users:
+        return UserError(mask(reported.text))
+    ended = f"{title} ended with exit code {code}"
+    reason = last_error(log_file) if reported is None else mask(reported.text)
+    if code < 0:
+        ended = f"{title} was ended by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL and reported is None:  # which writes nothing
+            reason = "from outside, or by the kernel because memory ran out"
+    return BackboneFailedError(f"{ended}: {reason}\n    its log: {log_file}")
 
 
 def how_to_connect(config: Config) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ajet.backbone.ray.launcher import keep_weights, refuse_changing_rope, remove_abandoned
+from ajet.backbone.ray.launcher import keep_weights, refuse_changing_rope, remove_abandoned, why_it_failed
+from ajet.backbone.ray.payload import RunError
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import FeatureUnavailableError
 
@@ -38,6 +39,22 @@ def test_two_launchers_may_remove_the_same_folders(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(psutil, "pid_exists", other_is_faster)
     remove_abandoned(tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_failed_driver_is_told_by_what_was_reported_or_else_by_how_it_ended(tmp_path: Path) -> None:
+    log = tmp_path / "verl.log"
+    log.write_text("RuntimeError: no room\nWARNING: target_num_threads\n")
+
+    def why(code: int, reported: RunError | None = None) -> str:
+        return str(why_it_failed("verl", code, reported, log, lambda text: text.replace("sk-1", "***")))
+
+    assert why(1) == f"verl ended with exit code 1: RuntimeError: no room\n    its log: {log}"
+    assert why(1, RunError("a server died: sk-1", users=False)).startswith(
+        "verl ended with exit code 1: a server died: ***"
+    )
+    assert why(1, RunError("5 steps\n    sk-1", users=True)) == "5 steps\n    ***"
+    assert why(-9).startswith("verl was ended by SIGKILL: from outside, or by the kernel because memory ran out")
+    assert why(-11).startswith("verl was ended by SIGSEGV: RuntimeError: no room")
 
 
 def test_the_newest_weights_take_the_place_of_older_ones(tmp_path: Path) -> None:
