@@ -60,8 +60,11 @@ OURS = (
     "algorithm.loss_agg_mode",
     "algorithm.policy_loss_fn",
     "algorithm.sample_strategy",
+    "model.temperature",
+    "model.top_k",
+    "model.top_p",
 )
-"""Keys of Trinity that name our credit, sampling and loss, and can't be anything else."""
+"""Keys of Trinity for what our own decide. The trainer would take the temperature for that of the replies."""
 STALENESS = "algorithm.sample_strategy_args.max_staleness"
 OPTIMISER = "algorithm.optimizer."
 TRAIN_TIMEOUT_S = 3600.0
@@ -184,7 +187,9 @@ def _refusals(config: Config, machine: Machine) -> Iterator[Remark]:
     for key in pass_through(config):
         if key.startswith(OURS) and key != STALENESS:
             yield Remark(
-                f"ajet.trinity.{key}", "credit, sampling and loss are ours: see ajet.trainer_common", refused=True
+                f"ajet.trinity.{key}",
+                "credit, sampling and loss are ours: see ajet.trainer_common and ajet.rollout",
+                refused=True,
             )
         if machine.cpu and key.startswith(OPTIMISER):
             yield Remark(

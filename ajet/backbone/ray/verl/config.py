@@ -60,9 +60,13 @@ OURS = (
     "actor_rollout_ref.actor.shuffle",
     "actor_rollout_ref.actor.strategy",
     "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.rollout.temperature",
+    "actor_rollout_ref.rollout.top_k",
+    "actor_rollout_ref.rollout.top_p",
+    "actor_rollout_ref.rollout.val_kwargs.",
     "algorithm.",
 )
-"""Keys of verl that our engine doesn't read: credit, loss and optimiser are set by our own."""
+"""Keys of verl for what our own decide. The trainer would take the temperature for that of the replies."""
 CPU_ROLLOUT = "ajet_torch"
 """Name under which the plugin registers the embedded engine as a rollout server (CPU only)."""
 TRAINER_MODE = "trainer.v1.trainer_mode"
@@ -202,7 +206,7 @@ def _notes(config: Config, machine: Machine) -> Iterator[Remark]:
         if key.removeprefix("+").startswith(OURS):
             yield Remark(
                 f"ajet.verl.{key}",
-                "credit, loss and optimiser are ours on verl too: set it under ajet.trainer_common",
+                "credit, loss, optimiser and sampling are ours on verl too: see ajet.trainer_common and ajet.rollout",
                 refused=True,
             )
     if ajet.model.lora.enabled and ajet.model.lora.dropout:

@@ -90,7 +90,7 @@ def test_loss_credit_and_sampling_are_ours() -> None:
     assert given["buffer.explorer_input.tasksets"][0]["storage_type"] == READER
 
 
-@pytest.mark.parametrize("key", ["algorithm.kl_loss_fn", "algorithm.policy_loss_fn_args.kind"])
+@pytest.mark.parametrize("key", ["algorithm.kl_loss_fn", "algorithm.policy_loss_fn_args.kind", "model.temperature"])
 def test_what_is_ours_is_not_trinitys_to_change(key: str) -> None:
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
         settings({f"trinity.{key}": "x"})

@@ -142,6 +142,8 @@ def test_a_gpu_without_flash_attention_pads() -> None:
         ({f"{COMMON}.kl_loss_type": "full"}, "kl_loss_type"),
         ({"verl.actor_rollout_ref.actor.optim.lr": 0.5}, "actor_rollout_ref.actor.optim.lr"),
         ({"verl.algorithm.gamma": 0.5}, "algorithm.gamma"),
+        ({"verl.actor_rollout_ref.rollout.temperature": 0.5}, "ajet.rollout"),
+        ({"verl.actor_rollout_ref.rollout.val_kwargs.top_p": 0.5}, "rollout.val_kwargs.top_p"),
         ({f"{COMMON}.optim.state_bits": 8}, "state_bits"),
         ({"model.lora": {"enabled": True, "base_bits": 4}}, r"lora\.base_bits"),
         ({f"{COMMON}.kl_reference_sync": 5}, "kl_reference_sync"),
