@@ -18,7 +18,6 @@ from ajet.config.section import (
     Block,
     Count,
     Name,
-    NonNegative,
     Port,
     Positive,
     Real,
@@ -37,7 +36,7 @@ class LoraConfig(Section):
     """Train LoRA adapters; the base weights stay unchanged."""
     rank: Positive = 16
     """Rank of the adapters."""
-    alpha: NonNegative = 32
+    alpha: Positive = 32
     """Scale of the adapters: their output is multiplied by alpha / rank."""
     dropout: Share = 0.0
     """Dropout on the adapters' input in training; above 0, the trained policy differs from the sampled one."""

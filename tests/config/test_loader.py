@@ -281,6 +281,7 @@ def test_all_problems_are_said_at_once_in_the_files_order(folder: Path) -> None:
         ("rollout.sandbox=bubblewra", "did you mean `bubblewrap`?"),
         ("trainer_common.logger=5", "`path/file.py->YourSink` or a list of them"),
         ("prompt_tuning.gepa.perfect_score=.nan", "nan is not allowed"),
+        ("model.lora.alpha=1.5", "expected a whole number (at least 1); default: 32"),
         ("model.path=~nobody-of-this-name/model", "no file or folder '~nobody-of-this-name/model'"),
         ("rollout.user_workflow=~nobody-of-this-name/a.py->A", "no file 'a.py' in"),
     ],

@@ -280,7 +280,7 @@ def with_adapters(model: Any, lora: LoraConfig) -> Any:
         raise MissingDependencyError(f"ajet.model.lora needs the package peft: {install_command('lora')}") from error
     settings = peft.LoraConfig(
         r=lora.rank,
-        lora_alpha=int(lora.alpha),
+        lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=linear_modules(model) if lora.target_modules == "all-linear" else lora.target_modules,
         task_type="CAUSAL_LM",

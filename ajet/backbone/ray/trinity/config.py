@@ -330,7 +330,7 @@ def _model(config: Config, run: RunFacts, machine: Machine) -> Settings:
         lora = ajet.model.lora
         targets = lora.target_modules if isinstance(lora.target_modules, str) else ",".join(lora.target_modules)
         settings["model.lora_configs"] = [
-            {"name": "lora", "lora_rank": lora.rank, "lora_alpha": int(lora.alpha), "target_modules": targets}
+            {"name": "lora", "lora_rank": lora.rank, "lora_alpha": lora.alpha, "target_modules": targets}
         ]
     return settings
 
