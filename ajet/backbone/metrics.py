@@ -225,9 +225,11 @@ STEP = {
     "reward/mean": "train/reward/mean",
     "success/rate": "train/success",
     "loss/total": "train/loss",
+    "loss/policy": "train/policy_loss",
     "loss/kl": "train/kl",
     "loss/entropy": "train/entropy",
     "loss/clip_fraction": "train/clip_fraction",
+    "loss/sampler_gap_max": "train/sampler_gap",
     "tokens/packing_ratio": "train/packing_ratio",
 }
 """Metrics of a training step's episodes and of the embedded trainer that also appear under a shared name."""

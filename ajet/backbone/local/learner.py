@@ -245,7 +245,7 @@ class Learner:
 
     def penalise_drift(self, episodes: Sequence[Episode], summaries: Sequence[EpisodeSummary], credit: Credit) -> float:
         """`use_kl_in_reward`: subtract the divergence from the starting model from the reward of each call, where it
-        arises. Returns its mean over episodes."""
+        arises. Returns the mean over episodes of what was subtracted."""
         batch: list[tuple[CallTree, Any]] = [(e.tree, c) for e, c in zip(episodes, credit.episodes, strict=True)]
         with self._engine_away():
             policy = self.trainer.logprobs(batch)
@@ -254,7 +254,7 @@ class Learner:
         coefficient = self._config.ajet.trainer_common.kl_loss_coef
         for (episode, call), total in drift.items():
             summaries[episode].calls[call].penalty = coefficient * total
-        return sum(drift.values()) / max(len(episodes), 1)
+        return coefficient * sum(drift.values()) / max(len(episodes), 1)
 
     def write(self, folder: Path) -> None:
         """Write a checkpoint's files."""

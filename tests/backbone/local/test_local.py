@@ -468,18 +468,24 @@ def test_lora_with_kl_to_its_base(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_kl_in_the_reward_replaces_the_loss_term_and_falls_on_rewards_of_calls(tmp_path: Path) -> None:
     """Step 1 starts from the reference, so nothing is taken off; in step 2 the advantages show what was."""
-    options = {"trainer_common.algorithm.adv_estimator": "drgrpo", "trainer_common.optim.lr": "0.01"}
-    drift = {"trainer_common.algorithm.use_kl_in_reward": "true", "trainer_common.use_kl_loss": "true"}
+    algorithm = "trainer_common.algorithm"
+    options = {f"{algorithm}.adv_estimator": "drgrpo", f"{algorithm}.zero_variance_groups": "keep"}
+    options |= {"trainer_common.optim.lr": "0.01", "trainer_common.use_kl_loss": "true"}
+    seen = {"trainer_common.kl_loss_type": "k1", "trainer_common.kl_loss_coef": "1e-9"}
+    drift = {f"{algorithm}.use_kl_in_reward": "true", "trainer_common.kl_loss_coef": "0.5"}
     (tmp_path / "plain").mkdir()
     (tmp_path / "drift").mkdir()
-    _, plain = train(tmp_path / "plain", "Paid", **options)
-    code, charged = train(tmp_path / "drift", "Paid", **options, **drift, **{"trainer_common.kl_loss_coef": "1.0"})
+    _, plain = train(tmp_path / "plain", "Paid", **options, **seen)
+    code, charged = train(tmp_path / "drift", "Paid", **options, **drift)
     without, steps = (
         {step["step"]: step for step in read_metrics(path / "metrics.jsonl")} for path in (plain, charged)
     )
     assert code == 0
     assert steps[1]["train/kl_in_reward"] == pytest.approx(0.0, abs=1e-4)
-    assert steps[2]["train/kl_in_reward"] != pytest.approx(0.0, abs=1e-4)
+    total = without[2]["loss/kl"] * without[2]["tokens/trained"]
+    assert steps[2]["train/kl_in_reward"] == pytest.approx(0.5 * total / without[2]["episode/count"], rel=1e-3)
+    assert steps[2]["train/kl_in_reward"] != pytest.approx(0.0, abs=1e-3)
+    assert steps[2]["train/policy_loss"] == steps[2]["loss/policy"] and "train/sampler_gap" in steps[2]
     assert steps[1]["credit/advantage/std"] == pytest.approx(without[1]["credit/advantage/std"], abs=1e-4)
     assert steps[2]["credit/advantage/std"] != pytest.approx(without[2]["credit/advantage/std"], abs=1e-4)
     assert "loss/kl" not in steps[1] and "loss/kl" not in steps[2]
