@@ -133,7 +133,8 @@ def show_report(config: Config, folder: Path, *, quiet: bool = False) -> None:
     example = clone is not None and yaml is not None and yaml.resolve().is_relative_to(clone)
     width = shutil.get_terminal_size((WIDEST, 24)).columns
     temperatures = config.ajet.rollout.temperature, validation_temperature(config)
-    print(report_text(steps, folder, plot, temperatures, width=width, example=example))
+    whole = config.ajet.recorder.keep != "failures"
+    print(report_text(steps, folder, plot, temperatures, width=width, example=example, whole=whole))
 
 
 def report_text(
@@ -144,9 +145,11 @@ def report_text(
     *,
     width: int = WIDEST,
     example: bool = False,
+    whole: bool = True,
 ) -> str:
     """The report as text, for a terminal of so many columns. `temperatures`: of training and of validation. `example`:
-    the run is one of ours, so that a project of the user's own comes next."""
+    the run is one of ours, so that a project of the user's own comes next. `whole`: the episodes that went well are
+    recorded, too."""
     returns = [step["train/return/mean"] for step in steps if "train/return/mean" in step]
     validated = [step for step in steps if "val/failed_share" in step]
     lines = [""]
@@ -158,7 +161,7 @@ def report_text(
             lines.append(f"validation samples at temperature {validation:g}, training at {training:g}: so they differ")
         lines.append("")
     room = min(width, WIDEST) - len(LABEL.format(""))
-    if story := before_and_after(steps, folder / "episodes.sqlite", room):
+    if whole and (story := before_and_after(steps, folder / "episodes.sqlite", room)):
         lines += [*story, ""]
     for label, values in (("training return", returns), ("validation", _held(steps, "val/return/mean"))):
         if len(values) > (label == "validation"):  # one validation is in the table, and makes no curve

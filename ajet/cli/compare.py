@@ -54,7 +54,8 @@ def run(argv: Sequence[str]) -> int:
     if len(experiments) == 1 and not gains:
         raise UserError(
             f"{experiments[0].name} has fewer than two recorded validations to compare\n    "
-            "name another run beside it; or train with trainer_common.val_before_train: true"
+            "name another run beside it; or train with trainer_common.val_before_train: true, and not with "
+            "recorder.keep: failures"
         )
     different = differences(experiments)
     why = differently_judged(experiments)

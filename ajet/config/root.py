@@ -232,7 +232,7 @@ class RecorderConfig(Section):
     """`ajet.recorder`: which episodes are kept for the viewer."""
 
     keep: Literal["all", "every_n", "failures"] = "all"
-    """All episodes, those of every n-th step, or only failed ones."""
+    """All episodes, those of every n-th step, or only those that failed or were cut short."""
     every_n: Positive = 10
     """With `keep: every_n`: the n."""
     max_gb: AboveZero = 10.0

@@ -44,14 +44,17 @@ def folder_of(path: Path, steps: int = 20, **validations: list[Episode]) -> Path
     return path
 
 
-def told(folder: Path, width: int = 100, *, example: bool = False) -> str:
-    return report_text(read_metrics(folder / "metrics.jsonl"), folder, None, width=width, example=example)
+def told(folder: Path, width: int = 100, *, example: bool = False, whole: bool = True) -> str:
+    steps = read_metrics(folder / "metrics.jsonl")
+    return report_text(steps, folder, None, width=width, example=example, whole=whole)
 
 
 def test_the_question_that_gained_most_is_shown_before_and_after(tmp_path: Path) -> None:
     first = [attempt(0, 0, 0.5), attempt(1, 0, 0.0), attempt(2, 0, 1.0), attempt(3, 0, None)]
     last = [attempt(0, 20, 0.5), attempt(1, 20, 1.0), attempt(1, 20, 0.0, repeat=1), attempt(2, 20, 0.25)]
-    text = told(folder_of(tmp_path, after_0=first, after_10=[], after_20=last))
+    folder = folder_of(tmp_path, after_0=first, after_10=[], after_20=last)
+    text = told(folder)
+    assert "answered better" not in told(folder, whole=False), "the episodes that went well are missing"
     question, before, after, count = text[text.index("question  ") :].splitlines()[:4]
     assert question.startswith("question         A shop sells 19 boxes a day with 16 ") and " … " in question
     assert before.startswith("before training  Each day 19 boxes") and before.endswith("}   reward 0")

@@ -73,6 +73,14 @@ def test_a_run_with_one_validation_has_no_beginning(tmp_path: Path, capsys: pyte
     assert code == 2 and "fewer than two recorded validations" in error and "val_before_train" in error
 
 
+def test_what_failed_or_was_cut_stands_for_no_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_validations(tmp_path, "one", {0: BEFORE, 10: AFTER})
+    config = tmp_path / "one" / "config.resolved.yaml"
+    config.write_text(config.read_text().replace("keep: all", "keep: failures", 1))
+    code, _, error = said(capsys, "compare", str(tmp_path / "one"))
+    assert code == 2 and "not with recorder.keep: failures" in error
+
+
 def test_two_runs_are_compared_by_their_last_validations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_validations(tmp_path, "one", {0: AFTER, 10: BEFORE})
     write_validations(tmp_path, "two", {0: BEFORE, 10: {**AFTER, "new": [1.0]}}, seed=1)

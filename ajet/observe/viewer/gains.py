@@ -64,9 +64,10 @@ def run_gains(experiments: Sequence[Experiment]) -> list[RunGain]:
 
 
 def validation_rewards(experiment: Experiment) -> dict[int, dict[str, float]]:
-    """The mean reward of each task in each recorded validation, by step."""
+    """The mean reward of each task in each recorded validation, by step. Where the episodes that went well weren't
+    kept, the others say nothing about the tasks, so there are none."""
     store, found = experiment.store(), dict[int, dict[str, float]]()
-    for step, task, reward in store.rows(NEWEST) if store is not None else ():
+    for step, task, reward in store.rows(NEWEST) if store is not None and not experiment.keeps_a_selection() else ():
         found.setdefault(step, {})[task] = reward
     return found
 

@@ -148,6 +148,10 @@ class Experiment:
             self._config = (stamp, loaded if isinstance(loaded, dict) else {})
         return self._config[1]
 
+    def keeps_a_selection(self) -> bool:
+        """Whether only failed episodes and those that were cut short are recorded."""
+        return bool(_at(self.config(), "ajet", "recorder", "keep") == "failures")
+
     def success_threshold(self) -> float:
         """The reward from which an episode counts as solved if neither workflow nor judge said so."""
         given = _at(self.config(), "ajet", "task_judge", "success_threshold")
