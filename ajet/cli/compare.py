@@ -52,6 +52,11 @@ def run(argv: Sequence[str]) -> int:
     experiments = [opened_experiment(_cell(given)) for given in arguments.runs]
     gains = run_gains(experiments)
     if len(experiments) == 1 and not gains:
+        if experiments[0].prompts.exists:
+            raise UserError(
+                f"{experiments[0].name} searched for prompts, with several candidates in each round: its prompts/best.yaml "
+                "compares the best with the first"
+            )
         raise UserError(
             f"{experiments[0].name} has fewer than two recorded validations to compare\n    "
             "name another run beside it; or train with trainer_common.val_before_train: true, and not with "

@@ -81,6 +81,13 @@ def test_what_failed_or_was_cut_stands_for_no_validation(tmp_path: Path, capsys:
     assert code == 2 and "not with recorder.keep: failures" in error
 
 
+def test_rounds_of_several_candidates_are_no_validations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_validations(tmp_path, "one", {0: BEFORE, 10: AFTER})
+    (tmp_path / "one" / "prompts").mkdir()
+    code, out, error = said(capsys, "compare", str(tmp_path / "one"))
+    assert code == 2 and "prompts/best.yaml compares the best with the first" in error and not out
+
+
 def test_two_runs_are_compared_by_their_last_validations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_validations(tmp_path, "one", {0: AFTER, 10: BEFORE})
     write_validations(tmp_path, "two", {0: BEFORE, 10: {**AFTER, "new": [1.0]}}, seed=1)

@@ -64,10 +64,11 @@ def run_gains(experiments: Sequence[Experiment]) -> list[RunGain]:
 
 
 def validation_rewards(experiment: Experiment) -> dict[int, dict[str, float]]:
-    """The mean reward of each task in each recorded validation, by step. Where the episodes that went well weren't
-    kept, the others say nothing about the tasks, so there are none."""
+    """The mean reward of each task in each recorded validation, by step. There are none where the episodes that went
+    well weren't kept, and in a search for prompts, whose rounds try several candidates on the same tasks."""
     store, found = experiment.store(), dict[int, dict[str, float]]()
-    for step, task, reward in store.rows(NEWEST) if store is not None and not experiment.keeps_a_selection() else ():
+    mixed = experiment.prompts.exists or experiment.keeps_a_selection()
+    for step, task, reward in store.rows(NEWEST) if store is not None and not mixed else ():
         found.setdefault(step, {})[task] = reward
     return found
 
