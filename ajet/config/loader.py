@@ -155,10 +155,21 @@ def _model_folder(model: ModelConfig, folder: Path) -> Iterator[Problem]:
     """As `_folder_or_hub`; a folder has to hold a model."""
     problems = list(_folder_or_hub(model, "path", ("ajet", "model"), folder))
     yield from problems
-    if problems or not (found := Path(model.path)).is_absolute() or holds(Path.is_file, found / "config.json"):
+    if problems or not (found := Path(model.path)).is_absolute():
         return
-    what = f"{model.path!r} holds no config.json" if found.is_dir() else f"{model.path!r} is not a folder"
-    yield Problem(("ajet", "model", "path"), what, "name a model's folder in Hugging Face form, or a hub id")
+    what, fix = f"{model.path!r} is not a folder", "name a model's folder in Hugging Face form, or a hub id"
+    if holds(Path.is_file, found / "adapter_config.json"):
+        what = f"{model.path!r} holds a LoRA adapter, not a model"
+        fix = "merge it into its base model first (peft: merge_and_unload, then save_pretrained), and name that folder"
+    elif holds(Path.is_file, found / "config.json"):
+        return
+    elif found.is_dir():
+        what = f"{model.path!r} holds no config.json"
+        if copies := sorted(found.glob("snapshots/*/config.json")):  # of the hub's cache
+            fix = f"name {str(copies[-1].parent)!r}"
+        elif any(found.glob("*.gguf")):
+            what, fix = f"{what}, only GGUF", "name the model that it was made from, in Hugging Face form"
+    yield Problem(("ajet", "model", "path"), what, fix)
 
 
 def _folder_or_hub(section: Section, key: str, place: tuple[str, ...], folder: Path) -> Iterator[Problem]:

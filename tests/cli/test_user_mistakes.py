@@ -99,6 +99,24 @@ def test_a_file_of_replies_that_is_none(name: str, why: str, project: Path, caps
     assert f"error: {name}: {why}" in refused(capsys, "validate", "run.yaml", "--replies", name)
 
 
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["adapter_config.json", "config.json"], "holds a LoRA adapter, not a model\n    merge it into its base model"),
+        (["some-Q4.gguf"], "only GGUF\n    name the model that it was made from"),
+        (["snapshots/abc/config.json"], "holds no config.json\n    name '/"),
+    ],
+)
+def test_other_things_of_the_hub_are_told_apart(
+    files: list[str], said: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in files:
+        there = project / "model" / file
+        there.parent.mkdir(parents=True, exist_ok=True)
+        there.write_text("{}")
+    assert said in refused(capsys, "validate", "run.yaml", "model.path=model")
+
+
 def test_a_nul_in_the_yaml(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "run.yaml").write_text(CONFIG + '  experiment_name: "a\\0b"\n')
     assert "run.yaml:6: the text has a NUL character" in refused(capsys, "--conf", "run.yaml")
