@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -315,6 +316,21 @@ def test_broken_weights_fail_the_request_not_the_engine() -> None:
     asyncio.run(engine.load_weights(None, 1))
     assert ask(engine, PROMPT, max_tokens=2).token_ids
     asyncio.run(engine.aclose())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: model.model.norm.weight.fill_(float("nan")), "NaN: its weights are broken"),
+        (lambda model: setattr(model.generation_config, "eos_token_id", ["</s>"]), "eos_token_id must be token ids"),
+    ],
+)
+def test_a_broken_model_is_called_so_on_loading(change: Callable[[Any], object], said: str) -> None:
+    model = SOURCE.model("float32")
+    with torch.no_grad():
+        change(model)
+    with pytest.raises(EngineError, match=said):
+        asyncio.run(TorchEngine(model, TorchEngineSettings(max_model_len=64)).ready())
 
 
 @pytest.mark.slow

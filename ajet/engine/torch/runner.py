@@ -24,7 +24,7 @@ from ajet.engine.torch.kv_cache import KVPool, KVShape
 from ajet.engine.torch.readers import PassPart
 from ajet.engine.torch.states import Mixer, StepStates, goes_on, mixers_of, mixing
 from ajet.schema.chat import Sampling
-from ajet.schema.errors import FeatureUnavailableError
+from ajet.schema.errors import EngineError, FeatureUnavailableError
 
 WITH_STATE = {"linear_attention", "conv", "mamba", "hybrid", "recurrent"}
 """Kinds of layers, as transformers names them, that keep a state."""
@@ -203,6 +203,8 @@ def _check_against_own_forward(runner: Runner, length: int) -> None:
         both = [its, mine]
         ours.append(runner.forward(both, []) if count == 1 else runner.forward([], both))
         done += count
+    if own.isnan().any():
+        raise EngineError(f"the logits of {model.config.name_or_path} are NaN: its weights are broken")
     difference = float((own.float() - torch.cat(ours[1:])).abs().max())
     if not difference <= PROBE_TOLERANCE.get(runner.dtype, 1e-3):
         raise _unservable(model, f"its logits differ from those of its own forward pass by {difference:.3g}")

@@ -324,10 +324,10 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> froze
     """The ids that end a reply, according to the model's generation settings and its tokenizer."""
     found: set[int] = set()
     for ends in (getattr(model.generation_config, "eos_token_id", None), tokenizer.eos_token_id):
-        if isinstance(ends, int):
-            found.add(ends)
-        elif ends is not None:
-            found.update(int(end) for end in ends)
+        for end in ends if isinstance(ends, list | tuple) else [ends]:
+            if not isinstance(end, int | None):
+                raise EngineError(f"generation_config.json: eos_token_id must be token ids (numbers), not {end!r}")
+            found |= set() if end is None else {end}
     return frozenset(found)
 
 
