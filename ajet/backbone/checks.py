@@ -6,12 +6,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.backbone.own_formulas import try_estimator, try_policy_loss
@@ -19,8 +17,9 @@ from ajet.backbone.plan import imitates_a_file
 from ajet.backbone.training_settings import credit_settings, loss_settings
 from ajet.config.contradictions import TRAINING
 from ajet.config.effects import recipe_line
+from ajet.context_tracker.template import ChatTemplate, TemplateRefusal
 from ajet.engine.layers import one_layer_of_each_kind
-from ajet.engine.model_source import ModelSource, known_shapes
+from ajet.engine.model_source import ModelSource, json_file, known_shapes
 from ajet.schema.errors import ConfigError, FeatureUnavailableError
 from ajet.schema.install import TRAIN, install_command, missing_for_training
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
@@ -144,18 +143,19 @@ def model_problems(config: Config, engine: str) -> Iterator[str]:
     except ConfigError as error:
         yield f"{KEY}: {error}"
         return
-    yield from model_answers(config, engine).problems
+    yield from (answers := model_answers(config, engine).problems)
     folder = source.folder()
     if folder is None:
         return  # `unchecked` says so
     source = replace(source, path=str(folder))
     try:
-        tokenizer: Any = source.tokenizer()
+        settings, generation = json_file(folder / "config.json"), json_file(folder / "generation_config.json")
+        yield from _tokenizer_problems(path, source.tokenizer(), generation)
     except ConfigError as error:
-        yield f"{KEY}: {error}"
-    else:
-        yield from _tokenizer_problems(path, tokenizer, folder)
-    most = _positions(_json(folder / "config.json"))
+        if not answers:  # else it may be the same
+            yield f"{KEY}: {error}"
+        return
+    most = _positions(settings)
     length = config.ajet.rollout.max_model_len
     if most is not None and length > most:
         yield (
@@ -193,7 +193,8 @@ def _answers(path: str, serves: bool, trains: bool, follows: bool) -> ModelAnswe
     if not (serves or trains):
         return ModelAnswers()
     try:
-        model = ModelSource.resolve(path).on_meta("bfloat16", "cpu")
+        source = ModelSource.resolve(path)
+        model = source.on_meta("bfloat16", "cpu")
     except ConfigError as error:
         return ModelAnswers(problems=(f"{KEY}: {error}",))
     if model is None:
@@ -214,6 +215,10 @@ def _answers(path: str, serves: bool, trains: bool, follows: bool) -> ModelAnswe
                 routers_of(model)
             except FeatureUnavailableError as error:
                 problems.append(str(error))
+    try:
+        source.check_weights(model)
+    except ConfigError as error:
+        problems.append(f"{KEY}: {error}")
     return ModelAnswers(tuple(lines), tuple(problems))
 
 
@@ -252,13 +257,18 @@ def unchecked(config: Config) -> Iterator[str]:
         )
 
 
-def _tokenizer_problems(path: str, tokenizer: Any, folder: Path) -> Iterator[str]:
+def _tokenizer_problems(path: str, tokenizer: Any, generation: dict[str, Any]) -> Iterator[str]:
     if not tokenizer.chat_template:
         yield (
             f"{KEY}: the tokenizer of {path} has no chat template, so messages can't become a prompt: choose "
             "a model tuned for chat, or put its template as chat_template.jinja into the folder"
         )
-    if tokenizer.eos_token_id is None and not _json(folder / "generation_config.json").get("eos_token_id"):
+    else:
+        try:
+            ChatTemplate(tokenizer)
+        except (ConfigError, TemplateRefusal) as error:
+            yield f"{KEY}: the chat template of {path} can't be used: {error}"
+    if tokenizer.eos_token_id is None and not generation.get("eos_token_id"):
         yield (
             f"{KEY}: nothing says which token ends a reply of {path}, so every reply would run to its "
             "maximum length: set eos_token in tokenizer_config.json, or eos_token_id in generation_config.json"
@@ -273,8 +283,3 @@ def _positions(settings: dict[str, Any]) -> int | None:
         return None
     most = text.get("max_position_embeddings")
     return most if isinstance(most, int) else None
-
-
-def _json(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return found

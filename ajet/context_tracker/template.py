@@ -77,7 +77,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         source = getattr(tokenizer, "chat_template", None)
-        if not source:
+        if not source or not isinstance(source, str | Mapping):
             raise ConfigError(
                 "the model's tokenizer has no chat template, so messages can't become a prompt: use an instruction-"
                 "tuned model, or put a chat_template.jinja beside its tokenizer files"

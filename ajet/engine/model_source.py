@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 from urllib.request import getproxies
+from zipfile import is_zipfile
 
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import AjetError, ConfigError
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
+
 TINY = "tiny:"
+NAME_GAPS: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+"""Has transformers say which weights it didn't find, instead of drawing them at random."""
+CONFIG_UNREADABLE = "the config.json of model {} can't be used"
+WEIGHTS_OR_JSON = (".json", ".safetensors", ".bin")
+LFS_POINTER = b"version https://git-lfs"
 LOADING = threading.RLock()
 """Two threads often load tokenizer and weights at the same time, and transformers' lazy imports are circular: threads
 that enter such a circle from different ends would see half-initialised modules."""
@@ -68,11 +78,9 @@ class ModelSource:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer."""
         self._go_offline_without_hub()
-        try:
-            with LOADING:
-                tokenizer: PreTrainedTokenizerBase = _tokenizer_loader(self.path).from_pretrained(self.path)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"the tokenizer of model {self.name!r} could not be loaded: {error}") from error
+        with self._reading("the tokenizer of model {} could not be loaded"):
+            loader = _tokenizer_loader(self.path)
+            tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(self.path, trust_remote_code=False)
         return tokenizer
 
     def model(
@@ -83,43 +91,43 @@ class ModelSource:
 
         `base_bits`: 4 stores linear layers in 4 bits, as the frozen base of adapters.
         """
-        from safetensors import SafetensorError
-
         self._go_offline_without_hub()
-        try:
-            with LOADING:
-                import torch
-                from transformers import AutoModelForCausalLM
+        with self._reading("model {} could not be loaded"):
+            import torch
+            from transformers import AutoModelForCausalLM
 
-                device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-                with _no_progress_bar():
-                    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                        self.path,
-                        dtype=torch_dtype(dtype, device),
-                        attn_implementation=None if attn == "auto" else attn,
-                    )
-        except (OSError, ValueError, ImportError) as error:
-            raise ConfigError(f"model {self.name!r} could not be loaded: {error}") from error
-        except SafetensorError as error:
-            raise ConfigError(f"the weights of model {self.name!r} are damaged, or not all there: {error}") from error
+            device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+            auto: Any = AutoModelForCausalLM
+            with _quietly():
+                model, found = auto.from_pretrained(
+                    self.path,
+                    dtype=torch_dtype(dtype, device),
+                    attn_implementation=None if attn == "auto" else attn,
+                    trust_remote_code=False,
+                    **NAME_GAPS,
+                )
+            self._refuse_gaps(found)
+            if (folder := self.folder()) is not None:
+                json_file(folder / "generation_config.json")  # transformers would leave out a broken one
         untyped: Any = model
         if base_bits is not None:
             from ajet.engine.quantization import quantise
 
             quantise(untyped, device)
         untyped.to(device).eval()
-        return model
+        loaded: PreTrainedModel = model
+        return loaded
 
     def config(self) -> Any:
         """The model's configuration, as transformers reads it."""
         self._go_offline_without_hub()
-        with LOADING:
+        return self._config()
+
+    def _config(self, **options: Any) -> Any:
+        with self._reading(CONFIG_UNREADABLE):
             import transformers
 
-            try:
-                return transformers.AutoConfig.from_pretrained(self.path)
-            except (OSError, ValueError) as error:
-                raise ConfigError(f"the config.json of model {self.name!r} can't be read: {error}") from error
+            return transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=False, **options)
 
     def on_meta(self, dtype: str, device: str) -> PreTrainedModel | None:
         """The model without its weights, on PyTorch's `meta` device, as it would be loaded on `device`.
@@ -132,28 +140,67 @@ class ModelSource:
             import transformers
 
             try:
-                found: Any = transformers.AutoConfig.from_pretrained(self.path, local_files_only=True)
-            except (OSError, ValueError) as error:
+                found: Any = self._config(local_files_only=True)
+            except ConfigError:
                 if Path(self.path).is_dir():
-                    raise ConfigError(f"the config.json of model {self.name!r} can't be read: {error}") from error
+                    raise
                 shape = known_shapes().get(self.path)
                 if shape is None:
                     return None
                 found = transformers.AutoConfig.for_model(**shape)
-            try:
-                with torch.device("meta"):
-                    # every model has plain attention; a plan replaces it anyway
-                    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                        found, dtype=torch_dtype(dtype, device), attn_implementation="eager"
-                    )
-            except (OSError, ValueError, ImportError) as error:
-                why = str(error).partition("\n")[0]  # then every class that there is
-                raise ConfigError(
-                    f"model {self.name!r} can't be built: {why} Choose a causal language model, such as Qwen3 or Llama"
-                ) from error
+            with self._reading("model {} can't be built"), torch.device("meta"):
+                # every model has plain attention; a plan replaces it anyway
+                model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                    found, dtype=torch_dtype(dtype, device), attn_implementation="eager"
+                )
         untyped: Any = model
         untyped.eval()
         return model
+
+    def check_weights(self, model: PreTrainedModel) -> None:
+        """Raise a `ConfigError` if a local folder's weights aren't those of `model`, which is `on_meta`: only their
+        names and shapes are read."""
+        folder, kind = Path(self.path), cast(Any, type(model))
+        if not folder.is_dir():
+            return
+        with self._reading("the weights of model {} can't be read"), _quietly():
+            from transformers.modeling_utils import load_state_dict
+
+            state: dict[str, torch.Tensor] = {}
+            for file in _weight_files(folder):
+                state |= load_state_dict(str(file), map_location="meta")
+            options: dict[str, Any] = {"config": model.config, "dtype": model.dtype, "device_map": "meta", **NAME_GAPS}
+            _, found = kind.from_pretrained(None, state_dict=state, attn_implementation="eager", **options)
+            self._refuse_gaps(found)
+
+    def _refuse_gaps(self, found: Mapping[str, Any]) -> None:
+        """Raise if weights were drawn at random for want of those that the model has. Tied ones aren't missing."""
+        for name, stored, own in sorted(found["mismatched_keys"])[:1]:
+            raise ConfigError(
+                f"the weights of model {self.name!r} don't fit its config.json: {name} has shape {tuple(stored)}, "
+                f"where the config makes it {tuple(own)}"
+            )
+        missing, others = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
+        if missing:
+            have = f", and has others that it doesn't ask for: {_few(others)}" if others else ""
+            raise ConfigError(
+                f"model {self.name!r} lacks weights that its config.json asks for, {len(missing)} in all: "
+                f"{_few(missing)}{have}. They would be random: complete the folder, or correct its config.json"
+            )
+        if others:
+            _warn_unused(self.name, len(others), _few(others))
+
+    @contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        """transformers uses what a model's files say as it stands: whatever it raises is what is wrong with them."""
+        try:
+            with LOADING:
+                yield
+        except AjetError:
+            raise
+        except Exception as error:
+            why = _why(error, self.folder())
+            raise ConfigError(f"{what.format(repr(self.name))}: {why}") from error
 
     def _go_offline_without_hub(self) -> None:
         """Set the hub's library offline if the hub can't be reached: it would retry each file for a minute."""
@@ -167,20 +214,93 @@ def stored_weights(folder: Path, model: PreTrainedModel) -> dict[str, torch.Tens
     """The weights in a Hugging Face folder, by their names in this model: a file names each expert's, the model all
     experts' together. Raises a `ValueError` if they are another model's."""
     kind: Any = type(model)
-    with LOADING, _no_progress_bar():
+    with LOADING, _quietly():
         loaded, found = kind.from_pretrained(
             folder,
             config=model.config,
             dtype=model.dtype,
             attn_implementation="eager",  # it computes nothing
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
+            **NAME_GAPS,
         )
     for what in ("missing", "unexpected", "mismatched"):
         if names := sorted(map(str, found[f"{what}_keys"])):
             raise ValueError(f"{what}: {', '.join(names[:3])}")
     weights: dict[str, torch.Tensor] = loaded.state_dict()
     return weights
+
+
+def json_file(file: Path) -> dict[str, Any]:
+    """The object in one of a model's files; an empty one if there is no such file. Raises a `ConfigError`."""
+    try:
+        found = json.loads(file.read_bytes()) if file.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{file} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} must hold a JSON object, not {type(found).__name__}")
+    return found
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Those that transformers would read."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return [folder / name]
+        if parts := json_file(folder / f"{name}.index.json").get("weight_map"):
+            return [folder / part for part in sorted(set(parts.values()))]
+    raise ConfigError(f"{folder} holds no weights: neither model.safetensors nor pytorch_model.bin, whole or in parts")
+
+
+def _why(error: Exception, folder: Path | None) -> str:
+    """What is wrong with a model's files, if this was raised on reading them: the file that is damaged, if one is."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    if "trust_remote_code" in str(error):
+        return (
+            "its files name code of their own (auto_map), which ajet doesn't run: choose a model that transformers "
+            "knows, in a version of transformers that knows it"
+        )
+    for file in sorted(folder.iterdir()) if folder is not None else ():
+        if (damage := _damage(file)) is not None:
+            return f"{file} {damage}"
+    if isinstance(error, StrictDataclassError):  # a value of config.json, which its cause names with the key
+        return str(error.__cause__ or error)
+    text = str(error)
+    if "Unrecognized configuration class" in text:  # then every class that there is
+        return f"{text.partition(chr(10))[0]} Choose a causal language model, such as Qwen3 or Llama"
+    return text if isinstance(error, OSError | ValueError | ImportError) else f"{type(error).__name__}: {text}"
+
+
+def _damage(file: Path) -> str | None:
+    """Why a file of a model can't be read at all."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with file.open("rb") as stream:
+            start = stream.read(len(LFS_POINTER))
+        if start == LFS_POINTER:
+            return "is a pointer of Git LFS, not the file itself: run `git lfs pull` in its folder"
+        if file.suffix == ".json":
+            json_file(file)
+        if file.suffix == ".safetensors":
+            safe_open(file, "pt")
+        if file.suffix == ".bin" and start.startswith(b"PK") and not is_zipfile(file):
+            return "is damaged, or not all there"
+    except OSError as error:
+        return f"can't be read: {error.strerror}" if file.suffix in WEIGHTS_OR_JSON else None
+    except ConfigError as error:
+        return str(error).removeprefix(f"{file} ")
+    except SafetensorError as error:
+        return f"is damaged, or not all there: {error}"
+    return None
+
+
+@cache
+def _warn_unused(name: str, count: int, few: str) -> None:
+    log.warning("%s has %d weights that its config.json doesn't ask for, which are left out: %s", name, count, few)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
 
 
 @cache
@@ -221,22 +341,35 @@ def _has_tiny_tokenizer(folder: Path) -> bool:
         return False
     from ajet.engine.tiny_tokenizer import MARK
 
-    return bool(json.loads(file.read_text(encoding="utf-8")).get(MARK))
+    return bool(json_file(file).get(MARK))
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Keep transformers' progress bars out of our output."""
+def _quietly() -> Iterator[None]:
+    """Keep transformers' progress bars, and its table of weights that aren't there, out of our output. Raises a
+    `ValueError` with what the table says of weights that couldn't be put together."""
     from transformers.utils import logging as transformers_logging
 
-    logging: Any = transformers_logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    progress: Any = transformers_logging
+    shown = progress.is_progress_bar_enabled()
+    table, tables = logging.getLogger("transformers.modeling_utils"), []
+
+    def keep(record: logging.LogRecord) -> bool:
+        tables.append(record.getMessage())
+        return "LOAD REPORT" not in tables[-1]
+
+    progress.disable_progress_bar()
+    table.addFilter(keep)
     try:
         yield
+    except RuntimeError as error:
+        if names := re.findall(r"^(\S.*?) *\| CONVERSION", "\n".join(tables), re.MULTILINE):
+            raise ValueError(f"some parts are missing, or have another shape, of {_few(sorted(names))}") from error
+        raise
     finally:
+        table.removeFilter(keep)
         if shown:
-            logging.enable_progress_bar()
+            progress.enable_progress_bar()
 
 
 def torch_dtype(name: str, device: str) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers import AutoConfig
 from ajet.backbone.checks import check_start
 from ajet.cli.main import main
 from ajet.config import make_config
+from ajet.engine.model_source import ModelSource
 from ajet.engine.tiny_tokenizer import write_tokenizer
 from ajet.schema.errors import ImportPathError
 from support.hybrids import hybrid_config
@@ -137,6 +139,27 @@ def test_what_can_not_be_trained_is_refused_with_the_fix(here: Path, capsys: pyt
         error = capsys.readouterr().err
         assert "ajet.model.path: model '" in error and "can't be built: Unrecognized configuration class" in error
         assert error.endswith("Choose a causal language model, such as Qwen3 or Llama\n")
+
+
+@pytest.mark.parametrize("command", [["validate"], ["--conf"]], ids=["validate", "a run"])
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("model.safetensors", "cut off", "model.safetensors is damaged, or not all there"),
+        ("config.json", '{"model_type":', "config.json is no JSON"),
+        ("config.json", '{"model_type": "llama", "hidden_size": "64"}', "'hidden_size' expected int, got str"),
+        ("generation_config.json", "[]", "generation_config.json must hold a JSON object"),
+        ("chat_template.jinja", "{% for m in messages %}", "the model's chat template does not accept these messages"),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_the_files_name(
+    command: list[str], file: str, content: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(ModelSource.resolve("tiny:llama").path, here / "model")
+    (folder / file).write_text(content)
+    assert main([*command, "c.yaml", "model.path=model"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error, error
 
 
 def test_validate_says_what_it_did_not_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from huggingface_hub import constants
@@ -70,9 +71,148 @@ def test_auto_takes_the_attention_that_the_model_has(tmp_path: Path, family: str
     assert model.config._attn_implementation == attention
 
 
-def test_weights_that_were_cut_off_are_said_to_be(tmp_path: Path) -> None:
-    folder = shutil.copytree(ModelSource.resolve("tiny:qwen2").path, tmp_path / "model")
+# ------------------------------------------------------------ folders that something is wrong with
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model whose head isn't tied, as transformers saves it."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = AutoConfig.for_model("llama", **sizes, vocab_size=512, tie_word_embeddings=False)
+    model: Any = AutoModelForCausalLM.from_config(config)
+    place = shutil.copytree(ModelSource.resolve("tiny:llama").path, tmp_path / "model")
+    model.save_pretrained(place)
+    return place
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    from safetensors.torch import load_file, save_file
+
     file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:5000])
-    with pytest.raises(ConfigError, match=r"the weights of model .* are damaged"):
-        ModelSource.resolve(folder).model()
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file, {"format": "pt"})
+
+
+def change_json(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def refusals(folder: Path) -> tuple[str, str]:
+    """What is said before weights are loaded, and on loading them."""
+    source = ModelSource.resolve(folder)
+    with pytest.raises(ConfigError) as before:
+        source.check_weights(cast(Any, source.on_meta("float32", "cpu")))
+    with pytest.raises(ConfigError) as then:
+        source.model("float32")
+    return str(before.value), str(then.value)
+
+
+def test_weights_that_are_not_there_are_named_and_never_random(folder: Path) -> None:
+    change_weights(folder, lambda weights: weights.pop("lm_head.weight"))
+    for said in refusals(folder):
+        assert "lacks weights that its config.json asks for, 1 in all: lm_head.weight" in said
+
+
+def test_a_tied_head_is_not_missing(folder: Path) -> None:
+    change_weights(folder, lambda weights: weights.pop("lm_head.weight"))
+    change_json(folder / "config.json", tie_word_embeddings=True)
+    source = ModelSource.resolve(folder)
+    source.check_weights(cast(Any, source.on_meta("float32", "cpu")))
+    model: Any = source.model("float32")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_weights_under_other_names_are_missing(folder: Path) -> None:
+    def rename(weights: dict[str, Any]) -> None:
+        for name in list(weights):
+            weights[f"_orig_mod.{name}"] = weights.pop(name)
+
+    change_weights(folder, rename)
+    for said in refusals(folder):
+        assert "lm_head.weight" in said and "has others that it doesn't ask for: _orig_mod.lm_head.weight" in said
+
+
+def test_weights_of_another_shape_are_named(folder: Path) -> None:
+    change_json(folder / "config.json", vocab_size=600)
+    for said in refusals(folder):
+        assert "lm_head.weight has shape (512, 32), where the config makes it (600, 32)" in said
+
+
+def test_weights_that_nobody_asks_for_are_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    change_json(folder / "config.json", num_hidden_layers=1)
+    source = ModelSource.resolve(folder)
+    source.check_weights(cast(Any, source.on_meta("float32", "cpu")))
+    source.model("float32")
+    said = [record.message for record in caplog.records if "doesn't ask for" in record.message]
+    assert len(said) == 1 and "has 9 weights" in said[0] and "model.layers.1.input_layernorm.weight" in said[0]
+
+
+def test_experts_of_a_mixture_are_found_by_their_names_in_the_file(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_key_value_heads": 2}
+    config = AutoConfig.for_model("qwen3_moe", **sizes, **experts, vocab_size=64)
+    model: Any = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    source = ModelSource.resolve(tmp_path)
+    source.check_weights(cast(Any, source.on_meta("float32", "cpu")))
+    change_weights(tmp_path, lambda weights: weights.pop("model.layers.0.mlp.experts.3.up_proj.weight"))
+    for said in refusals(tmp_path):
+        assert "some parts are missing, or have another shape, of model.layers.0.mlp.experts.gate_up_proj" in said
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("model.safetensors", None, "model.safetensors is damaged, or not all there"),
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n", "run `git lfs pull`"),
+        ("generation_config.json", b"{", "generation_config.json is no JSON"),
+        ("model.safetensors.index.json", b"{", "model.safetensors.index.json is no JSON"),
+    ],
+)
+def test_the_file_that_is_damaged_is_named(folder: Path, file: str, content: bytes | None, said: str) -> None:
+    there = folder / file
+    if "index" in file:
+        (folder / "model.safetensors").unlink()
+    there.write_bytes(there.read_bytes()[:5000] if content is None else content)
+    with pytest.raises(ConfigError, match=said):
+        ModelSource.resolve(folder).model("float32")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("hidden_size", "32", "'hidden_size' expected int, got str"),
+        ("num_attention_heads", 0, "ZeroDivisionError"),
+        ("hidden_act", "swishy", "swishy"),
+        ("dtype", "float31", "float31"),
+        ("pad_token_id", 5000, "Padding_idx"),
+    ],
+)
+def test_what_config_json_says_wrongly_is_an_error_of_that_file(folder: Path, key: str, value: Any, said: str) -> None:
+    change_json(folder / "config.json", **{key: value})
+    with pytest.raises(ConfigError, match=rf"(config\.json|can't be built).*{said}"):
+        ModelSource.resolve(folder).on_meta("float32", "cpu")
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "tokenizer.json"])
+def test_a_file_that_is_no_json_object_is_named(folder: Path, file: str) -> None:
+    (folder / file).write_text("[1]")
+    source = ModelSource.resolve(folder)
+    with pytest.raises(ConfigError, match=rf"{file} must hold a JSON object, not list"):
+        source.config() if file == "config.json" else source.tokenizer()
+
+
+def test_code_in_a_models_folder_is_never_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    names = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own", "AutoTokenizer": ["own.Own", None]}
+    (folder / "own.py").write_text(
+        "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nclass Own: ...\n"
+    )
+    change_json(folder / "config.json", model_type="own", auto_map=names)
+    change_json(folder / "tokenizer_config.json", tokenizer_class="Own", auto_map=names, ajet_tiny=None)
+    source = ModelSource.resolve(folder)
+    for load in (source.config, source.tokenizer, source.model, lambda: source.on_meta("float32", "cpu")):
+        with pytest.raises(ConfigError, match="code of their own"):
+            load()
+    assert not (folder / "ran").exists()
