@@ -39,17 +39,17 @@ class Renderer:
     prompts."""
 
     def __init__(
-        self, tokenizer: Any, *, reasoning_history: ReasoningHistory = "template", end_tokens: Iterable[str] = ()
+        self, tokenizer: Any, *, reasoning_history: ReasoningHistory = "template", end_ids: Iterable[int] = ()
     ) -> None:
-        """`end_tokens`: tokens that end a reply, besides the tokenizer's own and those of its template."""
+        """`end_ids`: ids that end a reply, besides the tokenizer's own and those of its template."""
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
         self.encoder = self.template.encoder
         self.reasoning_history = reasoning_history
         self.probe = TemplateProbe(self.template, reasoning_history)
-        ids = [tokenizer.convert_tokens_to_ids(token) for token in (*self.probe.end_tokens, *end_tokens)]
+        ids = [tokenizer.convert_tokens_to_ids(token) for token in self.probe.end_tokens]
         self.end_ids: frozenset[int] = frozenset(
-            i for i in (*ids, tokenizer.eos_token_id) if i is not None and i != tokenizer.unk_token_id
+            i for i in (*ids, tokenizer.eos_token_id, *end_ids) if i is not None and i != tokenizer.unk_token_id
         )
         """Ids that end a reply."""
 

@@ -29,6 +29,7 @@ TINY = "tiny:"
 NAME_GAPS: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 """Has transformers say which weights it didn't find, instead of drawing them at random."""
 CONFIG_UNREADABLE = "the config.json of model {} can't be used"
+ABSENT = ("missing_entries", "connection_errors")
 WEIGHTS_OR_JSON = (".json", ".safetensors", ".bin")
 LFS_POINTER = b"version https://git-lfs"
 LOADING = threading.RLock()
@@ -82,6 +83,18 @@ class ModelSource:
             loader = _tokenizer_loader(self.path)
             tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(self.path, trust_remote_code=False)
         return tokenizer
+
+    def end_ids(self) -> list[int]:
+        """The ids that end a reply of this model's `generate`. Its tokenizer may know only one of them."""
+        self._go_offline_without_hub()
+        from transformers.utils.hub import cached_file
+
+        if_absent: dict[str, Any] = {f"_raise_exceptions_for_{why}": False for why in ABSENT}
+        for name in ("generation_config.json", "config.json"):
+            if (file := cached_file(self.path, name, **if_absent)) is not None:
+                ends = json_file(Path(file)).get("eos_token_id")
+                return [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)]
+        return []
 
     def model(
         self, dtype: str = "auto", attn: str = "auto", device: str | None = None, base_bits: int | None = None

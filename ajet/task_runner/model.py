@@ -79,8 +79,11 @@ def load_model(
     name = config.ajet.model.path
     require_training("a model here")
     try:
-        tokenizer = ModelSource.resolve(name).tokenizer()
-        renderer = Renderer(tokenizer, reasoning_history=config.ajet.rollout.reasoning_history)
+        source = ModelSource.resolve(name)
+        tokenizer = source.tokenizer()
+        renderer = Renderer(
+            tokenizer, reasoning_history=config.ajet.rollout.reasoning_history, end_ids=source.end_ids()
+        )
         parser = pick_parser(getattr(tokenizer, "chat_template", None))
         before_engine()
         return Model(tokenizer, renderer, parser, make_engine(config))

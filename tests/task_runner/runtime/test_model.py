@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ajet.config import make_config
+from ajet.context_tracker.template_probe import NotStable
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
+from ajet.engine.tiny_tokenizer import END_OF_TEXT, MESSAGE_END, token_id
 from ajet.schema.chat import ChatRequest
 from ajet.schema.errors import ConfigError
 from ajet.task_runner.model import ModelLoader, load_model
@@ -29,6 +34,22 @@ def test_a_conversation_is_answered_and_not_trained() -> None:
         assert not session.settings.training
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_each_token_that_ends_generate_ends_a_reply(tmp_path: Path, file: str) -> None:
+    """As Qwen and Llama name two: one that the template writes, and one that must never stand inside a prompt."""
+    folder = shutil.copytree(ModelSource.resolve("tiny:qwen2").path, tmp_path / "model")
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    there = folder / file
+    written, other = token_id(MESSAGE_END), token_id(END_OF_TEXT)
+    settings = json.loads(there.read_text()) if there.is_file() else {}
+    there.write_text(json.dumps({**settings, "eos_token_id": [written, other]}))
+    renderer = load_model(make_config({"model.path": str(folder)}), scripted).renderer
+    assert renderer.end_ids == {written, other}
+    after = f"{MESSAGE_END}\n<|im_start|>user\nAnd?"
+    assert isinstance(renderer.closing_ids(after, [*renderer.encoder.continuation("Yes."), other]), NotStable)
+    assert not isinstance(renderer.closing_ids(after, renderer.encoder.continuation("Yes.")), NotStable)
 
 
 def test_whatever_a_library_raises_names_the_model() -> None:

@@ -91,7 +91,8 @@ class HostRuntime(Runtime):
         """By task."""
 
         def make_engine(of: Config) -> ServerEngine:
-            renderer = Renderer(ModelSource.resolve(of.ajet.model.path).tokenizer())
+            source = ModelSource.resolve(of.ajet.model.path)
+            renderer = Renderer(source.tokenizer(), end_ids=source.end_ids())
             return ServerEngine(
                 with_versions(client),
                 end_ids=renderer.end_ids,

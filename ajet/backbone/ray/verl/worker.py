@@ -105,7 +105,8 @@ class EpisodeWorker:
         return rows
 
     def _make_engine(self, config: Config) -> ServerEngine:
-        renderer = Renderer(ModelSource.resolve(config.ajet.model.path).tokenizer())
+        source = ModelSource.resolve(config.ajet.model.path)
+        renderer = Renderer(source.tokenizer(), end_ids=source.end_ids())
         return ServerEngine(
             self._client,
             end_ids=renderer.end_ids,
