@@ -103,7 +103,7 @@ def read_examples(
 ) -> list[Example]:
     """The graded examples of a JSON Lines file."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise RubricsError(f"{path}: can't be read: {error}") from None
     examples = []
@@ -160,8 +160,8 @@ def _is_number(value: Any) -> bool:
 
 SIMILAR = 0.7
 """Overlap from which two rubrics count as one."""
-AGREES = 0.1
-"""Share of the scale by which a score may differ from its label."""
+AGREES = 0.1 + 1e-9
+"""Share of the scale by which a score may differ from its label. In floats, 0.8 - 0.7 is more than 0.1."""
 PATIENCE = 5
 """`smart_sampling`: writing stops after so many examples in a row that add nothing new."""
 

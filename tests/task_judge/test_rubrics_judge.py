@@ -87,6 +87,24 @@ def test_rubrics_are_revised_until_they_agree_and_then_used(tmp_path: Path) -> N
     assert written["rubrics"] == ["The sum must be right."] and written["model"] == "big"
 
 
+def test_a_tenth_of_the_scale_agrees_whatever_the_numbers(tmp_path: Path) -> None:
+    scores = [(0.1, 0.2), (0.3, 0.4), (0.8, 0.7), (1.0, 0.9), (0.5, 0.39)]
+    given = {f"answer {number}": str(score) for number, (_, score) in enumerate(scores)}
+
+    def answered(asked: str) -> str:
+        found = next(score for answer, score in given.items() if answer in asked)
+        return '{"rubrics": ["The sum must be right."]}' if "You write rubrics" in asked else f'{{"score": {found}}}'
+
+    examples = [{"main_query": "?", "answer": f"answer {at}", "score": label} for at, (label, _) in enumerate(scores)]
+    with helper(answered) as server:
+        config = configured(tmp_path, server.url, examples, max_epochs=1)
+        file = tmp_path / "examples.jsonl"
+        file.write_text(file.read_text(), encoding="utf-8-sig")
+        judge = RubricsJudge(config)
+        judge.prepare()
+    assert judge.rubrics is not None and judge.rubrics.about["agree_within_a_tenth"] == 0.8
+
+
 def test_listwise_rubrics_rank_a_group(tmp_path: Path) -> None:
     with helper(grader) as server:
         judge = RubricsJudge(configured(tmp_path, server.url, LISTWISE, grader_mode="listwise", max_score=2))
