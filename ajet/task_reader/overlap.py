@@ -23,8 +23,8 @@ SHOWN = 3
 SAME, ALIKE = "also trained on", "nearly trained on"
 FILES = ("jsonl_dataset_file", "dataset_file", "huggingface_dat_repo", "harbor")
 """Readers whose tasks are all in what they say; others may ask the same and mean another world."""
-_WORD = re.compile(r"\w+|[^\w\s.,;:?\"'`]")
-"""Signs count as words: 3 + 4 isn't 3 - 4."""
+_WORD = re.compile(r"[぀-ヿ㐀-鿿]|[^\W぀-ヿ㐀-鿿]+|[^\w\s.,;:?\"'`，、。；：？]")
+"""Signs count as words: 3 + 4 isn't 3 - 4. So does each character of a script that has no spaces."""
 
 
 class Pair(NamedTuple):

@@ -51,6 +51,16 @@ def test_near_duplicates_share_most_of_their_passages() -> None:
     assert 0.6 <= pair.share < 1
 
 
+def test_texts_without_spaces_are_compared_by_characters() -> None:
+    story = "农场主有十七只绵羊和九只山羊，星期一她把四只绵羊卖给了没有羊的邻居，现在她一共还有多少只动物？"
+    changed, other = (
+        story.replace("现在她一共", "她总共"),
+        "山羊和绵羊每天早上都要到河边喝水，农场主想知道一个星期要走多少路",
+    )
+    training, validation = tasks(story), tasks(changed, other, story.replace("？", "?"), first="v")
+    assert found(training, validation) == [("v-3", "t-1", True), ("v-1", "t-1", False)]
+
+
 def test_a_form_that_all_are_asked_in_shows_nothing() -> None:
     form = "Use each of the following numbers exactly once, with + - * / and brackets, to reach the target: {}"
     training = tasks(*(form.format(f"{n} {n + 1} {n + 2} → {3 * n}") for n in range(40)))
