@@ -137,9 +137,8 @@ class MathAnswerAsJudge(BaseJudge):
         early = "ended_early" in output and "final_answer" not in output
         given = None if early else self._read(output, "final_answer", "the workflow's WorkflowOutput(metadata={…})")
         expected = self._read(task.metadata, "answer", f"the metadata of task {task.task_id!r}")
-        if expected is None or not str(expected).strip():
-            raise JudgeFault(f"MathAnswerAsJudge: task {task.task_id!r} has an empty reference answer")
-        right = given is not None and self._same(str(given), str(expected))
+        right_answer = reference(expected, task.task_id)
+        right = given is not None and self._same(str(given), right_answer)
         return (1.0 if right else 0.0), right
 
     def _same(self, given: str, expected: str) -> bool:
@@ -154,6 +153,16 @@ class MathAnswerAsJudge(BaseJudge):
             present = ", ".join(map(repr, metadata)) or "nothing"
             raise JudgeFault(f"MathAnswerAsJudge needs {key!r} in {owner}; it holds {present}")
         return metadata[key]
+
+
+def reference(answer: Any, task_id: str) -> str:
+    """A task's right answer. Raises JudgeFault for one that no reply would equal, such as a list of texts."""
+    if answer is None or not str(answer).strip():
+        raise JudgeFault(f"task {task_id!r} has an empty reference answer")
+    listed = isinstance(answer, list | tuple) and not all(isinstance(each, int | float) for each in answer)
+    if listed or isinstance(answer, dict):
+        raise JudgeFault(f"the reference answer of task {task_id!r} should be a text or a number, not {answer!r:.100}")
+    return str(answer)
 
 
 def same_answer(given: str, expected: str) -> bool:

@@ -26,7 +26,7 @@ from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.schema.errors import AjetError, EnvironmentFault, ImportPathError, RewardError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import has_judge
-from ajet.task_judge.math_answer_as_judge import same_answer
+from ajet.task_judge.math_answer_as_judge import reference, same_answer
 from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow import Workflow
 
@@ -143,7 +143,8 @@ def reward_of(trajectory: Trajectory, task: Task) -> tuple[float, bool | None] |
     expected = task.metadata.get("answer")
     if expected is not None:
         answer = _answer(trajectory)
-        right = answer is not None and same_answer(answer, str(expected))
+        right_answer = reference(expected, task.task_id)
+        right = answer is not None and same_answer(answer, right_answer)
         return float(right), right
     if any(step.reward_score is not None for step in trajectory.steps):
         return trajectory.tool_reward, None
@@ -287,5 +288,5 @@ def reward_of_run(run: CliRun, task: Task) -> tuple[float, bool]:
     expected = task.metadata.get("answer")
     if expected is None:
         raise RewardError(PROGRAM_NO_REWARD)
-    right = same_answer(run.answer, str(expected))
+    right = same_answer(run.answer, reference(expected, task.task_id))
     return float(right), right

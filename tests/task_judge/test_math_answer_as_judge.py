@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from ajet.task_judge.math_answer_as_judge import compare_answers, final_answer, same_answer
+from ajet.schema.errors import JudgeFault
+from ajet.task_judge.math_answer_as_judge import compare_answers, final_answer, reference, same_answer
 
 SAME = [
     ("42", "42"),
@@ -166,6 +167,19 @@ def test_same(given: str, expected: str) -> None:
 def test_different(given: str, expected: str) -> None:
     assert not same_answer(given, expected)
     assert not same_answer(expected, given)
+
+
+@pytest.mark.parametrize("answer", [None, "", " ", ["72"], ["a", "b"], [1, "2"], {"value": 72}])
+def test_what_no_reply_would_equal_is_no_reference(answer: object) -> None:
+    with pytest.raises(JudgeFault, match=r"reference answer.*task 't'|task 't'.*reference answer"):
+        reference(answer, "t")
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"), [(72, "72"), (1.5, "1.5"), ([1, 2], "[1, 2]"), (False, "False"), ("a", "a")]
+)
+def test_references(answer: object, text: str) -> None:
+    assert reference(answer, "t") == text
 
 
 @pytest.mark.parametrize(
