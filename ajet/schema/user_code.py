@@ -347,6 +347,8 @@ def _errors_named(place: str, file: Path | None) -> Iterator[None]:
     except UserError as error:
         raise ImportPathError(f"importing {place}: {error}") from error
     except SyntaxError as error:
+        if error.filename is None:  # bytes that are no text
+            raise ImportPathError(f"{place}: {error.msg}: save it as UTF-8") from error
         raise ImportPathError(f"{error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}") from error
     # a user's module may raise anything during its import, even call `sys.exit()`
     except (Exception, SystemExit) as error:

@@ -236,3 +236,10 @@ def test_a_relative_import_that_fails_names_the_users_file(tmp_path: Path, line:
     with pytest.raises(ImportPathError, match=said) as refused:
         load_symbol(f"{tmp_path}/agent.py->A")
     assert "ajet_user_" not in str(refused.value)
+
+
+def test_a_file_that_was_saved_in_another_encoding_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "agent.py"
+    file.write_bytes("class Flow: ...\n".encode("utf-16"))
+    with pytest.raises(ImportPathError, match=r"agent\.py: .*null bytes: save it as UTF-8"):
+        load_symbol(f"{file}->Flow")
