@@ -30,10 +30,7 @@ Entry = dict[str, Any]
 
 def add_logprobs(reply: ChatReply, output: list[Item], session: EpisodeSession) -> None:
     """Add the log-probabilities to the text of a reply's items."""
-    tokens = logprobs_of(reply.completion, session)["content"]
-    spans, text = _Spans(), session.incremental_text()
-    for token, token_id in zip(tokens, reply.completion.token_ids, strict=True):
-        spans.add(token, text.feed([token_id]))
+    spans = _spans_of(reply, logprobs_of(reply.completion, session)["content"], session)
     for item in output:
         for part in item.get("content", []):
             if part["type"] == "output_text":
@@ -109,6 +106,14 @@ class _Spans:
         ]
 
 
+def _spans_of(reply: ChatReply, entries: list[Entry], session: EpisodeSession) -> _Spans:
+    """The reply's tokens with their entries."""
+    spans, text = _Spans(), session.incremental_text()
+    for entry, token_id in zip(entries, reply.completion.token_ids, strict=True):
+        spans.add(entry, text.feed([token_id]))
+    return spans
+
+
 async def responses(body: dict[str, Any], caller: Caller) -> Answer:
     """Answer one request. Raises `ModelCallError` until something has been sent."""
     call = read_response_call(body, caller)
@@ -121,7 +126,7 @@ async def responses(body: dict[str, Any], caller: Caller) -> Answer:
     if call.logprobs:
         add_logprobs(reply, items, caller.session)
     _store(call, reply, items, caller.session)
-    return json_answer(_finished(call, reply, items, int(time.time())))
+    return json_answer(_finished(call, reply, items, int(time.time()), caller.session))
 
 
 def response_id(call_id: str) -> str:
@@ -166,10 +171,12 @@ def _response(call: ResponseCall, call_id: str, created: int, status: str, outpu
     }
 
 
-def _finished(call: ResponseCall, reply: ChatReply, output: list[Item], created: int) -> dict[str, Any]:
+def _finished(
+    call: ResponseCall, reply: ChatReply, output: list[Item], created: int, session: EpisodeSession
+) -> dict[str, Any]:
     cut = reply.finish_reason == "length"
     response = _response(call, reply.call_id, created, "incomplete" if cut else "completed", output)
-    response["usage"] = _usage(reply)
+    response["usage"] = _usage(reply, session)
     if cut:
         response["incomplete_details"] = {"reason": "max_output_tokens"}
     if call.token_ids:
@@ -179,13 +186,16 @@ def _finished(call: ResponseCall, reply: ChatReply, output: list[Item], created:
     return response
 
 
-def _usage(reply: ChatReply) -> dict[str, Any]:
+def _usage(reply: ChatReply, session: EpisodeSession) -> dict[str, Any]:
     prompt, sampled = reply.spent
+    thought: list[Entry] = []
+    if reasoning := reply.message.get("reasoning_content"):
+        thought = _spans_of(reply, [{} for _ in reply.completion.token_ids], session).under(reasoning)
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": reply.completion.cached_prompt_tokens, "cache_write_tokens": 0},
         "output_tokens": sampled,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": len(thought)},
         "total_tokens": prompt + sampled,
     }
 
@@ -224,7 +234,7 @@ async def response_events(
     if call.logprobs:
         add_logprobs(reply, output, session)
     _store(call, reply, output, session)
-    finished = _finished(call, reply, output, created)
+    finished = _finished(call, reply, output, created, session)
     yield write(f"response.{finished['status']}", response=finished)
 
 

@@ -22,7 +22,7 @@ from ajet.schema.chat import Completion, GenerateRequest
 from ajet.schema.episode import Call
 from ajet.schema.errors import EngineError
 from support.gateway_parts import place, post
-from support.session_parts import CALL, LineEngine, count, new_session, renderer, replied
+from support.session_parts import CALL, LineEngine, count, new_session, renderer, replied, tokenizer
 
 THOUGHT = f"<think>\nhm\n</think>\n\nok\n{CALL}"
 CHAT_TOOLS = [{"type": "function", "function": {"name": "f", "description": "F", "parameters": {"type": "object"}}}]
@@ -63,6 +63,7 @@ async def tool_loop(client: openai.AsyncOpenAI, ask: Callable[..., Awaitable[Any
         reasoning, message, call = response.output
         assert (reasoning.content[0].text, message.content[0].text, call.arguments) == ("hm", "ok", '{"a": 1}')
         assert response.output_text == "ok" and response.status == "completed"
+        assert response.usage.output_tokens_details.reasoning_tokens == len(tokenizer().encode("hm"))
         items += [item.model_dump(exclude_none=True) for item in response.output]
         items += [{"type": "function_call_output", "call_id": call.call_id, "output": f"result {turn}"}]
 
