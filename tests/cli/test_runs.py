@@ -15,6 +15,7 @@ from ajet.cli.chat import _play_tools
 from ajet.cli.completion import NAMES_A_RUN
 from ajet.cli.main import COMMANDS, main
 from ajet.cli.targets import run_setting, target_config, weights_of
+from ajet.observe.viewer import library
 from support.screen import Terminal
 from support.synthetic_run import write_experiment
 
@@ -51,6 +52,39 @@ def test_runs_lists_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert all(row.split()[2] == "6" for row in rows)
     _, out, _ = said(capsys, "runs", "--json")
     assert {json.loads(line)["name"] for line in out.splitlines()} == {"math-agent", "math-agent-rloo"}
+
+
+def test_of_many_runs_each_is_looked_at_once_and_no_file_stays_open(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        shutil.copytree(folder / "saved_experiments" / "math-agent", tmp_path / f"run{number}")
+    looked, touched = list[Path](), library._touched
+
+    def look(path: Path) -> float:
+        looked.append(path)
+        return touched(path)
+
+    monkeypatch.setattr(library, "_touched", look)
+    runs = library.Library(tmp_path)
+    names = runs.names()
+    assert len(names) == len(looked) == 5
+    before = len(os.listdir("/proc/self/fd"))
+    assert {runs.get(name).summary()["episodes"] for name in names} == {48}
+    assert len(looked) == 10 and len(os.listdir("/proc/self/fd")) == before
+    for name in (
+        "",
+        ".",
+        "..",
+        f"../{tmp_path.name}/run0",
+        str(tmp_path / "run0"),
+        "run0/",
+        "run0/code",
+        "x" * 300,
+        "\0",
+    ):
+        with pytest.raises(library.ExperimentNotFoundError):
+            runs.get(name)
 
 
 def test_runs_of_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from ajet.observe.running_total import USED, RunningTotal
 from ajet.observe.viewer.candidates import PromptHistory
 from ajet.observe.viewer.series import MetricsReader, Shown
 from ajet.schema.errors import UserError
+from ajet.schema.user_code import holds
 
 _T = TypeVar("_T")
 _MARKS = ("config.resolved.yaml", "metrics.jsonl", "episodes.sqlite")
@@ -68,15 +70,23 @@ class Library:
         return [path.name for path in sorted(found, key=_touched, reverse=True)]
 
     def get(self, name: str) -> Experiment:
-        """An experiment by name. The name is looked up, never used as a path."""
+        """An experiment by name, which is never used as a path."""
         with self._lock:
             if name in self._open and is_experiment(self._open[name].path):
                 return self._open[name]
-            if name not in self.names():
+            if (folder := self._folder(name)) is None:
                 raise ExperimentNotFoundError(f"no experiment {name!r} in {self.root}")
-            experiment = Experiment(self.root if self.single else self.root / name)
+            experiment = Experiment(folder)
             self._open[name] = experiment
             return experiment
+
+    def _folder(self, name: str) -> Path | None:
+        """Where one of `names` is. To list them all each time would take minutes for thousands."""
+        if self.single:
+            return self.root if name == _name_of(self.root) else None
+        path = self.root / name
+        inside = path.parent == self.root and path.name == name != ".."
+        return path if inside and holds(lambda folder: folder.is_dir() and is_experiment(folder), path) else None
 
 
 class Reading:
@@ -230,8 +240,12 @@ class Experiment:
         }
 
     def _count(self) -> int:
-        store = self.store()
-        return store.facets().total if store is not None else 0
+        """How many episodes there are. Of thousands of runs in a list, no file stays open."""
+        file = self.path / "episodes.sqlite"
+        if not file.exists():
+            return 0
+        with closing(EpisodeStore(file)) as store:
+            return store.page(limit=0)[1]
 
     def _status(self, events: list[dict[str, Any]]) -> str:
         if self.running:
