@@ -77,6 +77,8 @@ class WorkflowTask(BaseModel):
 class WorkflowOutput(BaseModel):
     """What a workflow returns. `reward=None` asks the judge; a list holds one reward per model call."""
 
+    model_config = ConfigDict(extra="forbid")  # `log_metric=…` would be lost
+
     reward: float | list[float] | None = None
     is_success: bool | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)

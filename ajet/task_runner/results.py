@@ -353,8 +353,10 @@ def message_of(error: BaseException) -> str:
 def fix_for(error: BaseException) -> str:
     """What to write instead, for mistakes that are often made in a workflow. Empty for any other error."""
     if isinstance(error, ValidationError):
-        given = [problem["input"] for problem in error.errors(include_url=False)]
-        return "write `await` before the call" if any(map(inspect.isawaitable, given)) else ""
+        problems = error.errors(include_url=False)
+        if error.title == WorkflowOutput.__name__ and problems[0]["type"] == "extra_forbidden":
+            return f"the fields are {', '.join(WorkflowOutput.model_fields)}"
+        return "write `await` before the call" if any(inspect.isawaitable(each["input"]) for each in problems) else ""
     if other := written_for_another_agentscope(error):
         return other
     try:

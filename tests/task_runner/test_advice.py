@@ -61,6 +61,10 @@ def unawaited() -> None:
         reward.close()
 
 
+def misspelt() -> None:
+    WorkflowOutput.model_validate({"reward": 1.0, "log_metric": {"calls": 1}})
+
+
 def test_pydantics_first_problem_is_told_with_its_field_and_reason() -> None:
     error = raised(lambda: Answer.model_validate({"number": "x", "words": 3}))
     assert message_of(error) == (
@@ -73,6 +77,7 @@ def test_pydantics_first_problem_is_told_with_its_field_and_reason() -> None:
     ("wrong", "fix"),
     [
         (unawaited, "WorkflowOutput.reward.float: .*: write `await` before the call$"),
+        (misspelt, "WorkflowOutput.log_metric: .*: the fields are reward, is_success, metadata, log_metrics$"),
         (asked_within_a_loop, "event loop: write `await …` instead, or make it `def execute`"),
         (no_key, r"tuner\.as_raw_openai_sdk_client\(\)"),
         (
