@@ -17,6 +17,8 @@ from ajet.schema.resources import PromptSet
 class Task(BaseModel):
     """One problem, as a task reader delivers it."""
 
+    model_config = ConfigDict(extra="forbid")  # `question=…` would be lost
+
     main_query: str = ""
     init_messages: list[dict[str, Any]] = Field(default_factory=list)
     task_id: str = ""

@@ -10,15 +10,18 @@ import json
 import logging
 import math
 import random
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from pydantic import ValidationError
 
 from ajet.config import Config
 from ajet.config.kinds import READERS, load
 from ajet.config.tasks import FieldsConfig, TaskReaderConfig
 from ajet.schema.chat import plain_text
-from ajet.schema.errors import TaskDataError
+from ajet.schema.errors import TaskDataError, UserError, at_user_line
 from ajet.schema.printable import encodable
 from ajet.schema.task import Task
 from ajet.schema.user_code import import_class
@@ -187,7 +190,7 @@ def build_reader(config: Config) -> BaseTaskReader:
 def read_training_tasks(reader: BaseTaskReader) -> list[Task]:
     """The training tasks in the source's order, each with a unique id. There is at least one."""
     where = f"{type(reader).__name__}.get_training_tasks()"
-    tasks = _checked(reader.get_training_tasks(), where, "training")
+    tasks = _checked(reader.get_training_tasks, where, "training")
     if not tasks:
         raise TaskDataError(f"{where} returned no tasks, so there is nothing to run: see ajet.task_reader")
     return tasks
@@ -195,11 +198,21 @@ def read_training_tasks(reader: BaseTaskReader) -> list[Task]:
 
 def read_validation_tasks(reader: BaseTaskReader) -> list[Task]:
     """The validation tasks in the source's order, each with a unique id."""
-    return _checked(reader.get_validation_tasks(), f"{type(reader).__name__}.get_validation_tasks()", "validation")
+    return _checked(reader.get_validation_tasks, f"{type(reader).__name__}.get_validation_tasks()", "validation")
 
 
-def _checked(tasks: object, where: str, split: str) -> list[Task]:
-    unique, note = with_unique_ids(require_tasks(tasks, where))
+def _checked(read: Callable[[], object], where: str, split: str) -> list[Task]:
+    try:
+        tasks = require_tasks(read(), where)
+    except UserError:
+        raise
+    except Exception as error:
+        if not (line := at_user_line(traceback.format_exc())):
+            raise
+        found = error.errors(include_url=False) if isinstance(error, ValidationError) else []
+        said = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found) or str(error)
+        raise TaskDataError(f"{where} raised {type(error).__name__}: {' '.join(said.split())[:300]}{line}") from error
+    unique, note = with_unique_ids(tasks)
     if note:
         log.info("%s tasks: %s", split, note)
     if answered := sum(task.init_messages[-1].get("role") == "assistant" for task in unique if task.init_messages):

@@ -179,13 +179,13 @@ class ExternalEpisodes:
             raise EngineOverloadedError(
                 f"{self._most} episodes are open (ajet.rollout.max_env_worker): try again later"
             )
+        if unknown := task.keys() - Task.model_fields.keys():
+            raise InvalidRequestError(f"task has no field {min(unknown)!r:.80}; fields: {', '.join(Task.model_fields)}")
         try:
             given = Task.model_validate(task)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise InvalidRequestError(f"task.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-        if unknown := task.keys() - Task.model_fields.keys():
-            raise InvalidRequestError(f"task has no field {min(unknown)!r:.80}; fields: {', '.join(Task.model_fields)}")
         if len(given.task_id) > LONGEST_ID:
             raise InvalidRequestError(
                 f"task.task_id: {len(given.task_id)} characters, at most {LONGEST_ID} are allowed: "

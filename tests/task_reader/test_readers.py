@@ -175,6 +175,10 @@ class One(BaseTaskReader):
         return Task(main_query="a")
 
 class Unrelated: pass
+
+class Misspelt(BaseTaskReader):
+    def get_training_tasks(self):
+        return (Task(question=text) for text in "ab")
 """
 
 
@@ -187,15 +191,16 @@ def test_a_reader_of_the_users_own(tmp_path: Path) -> None:
         return read_training_tasks(build_reader(config))
 
     assert len({task.task_id for task in own("MyReader")}) == 3
+    misspelt = r"Misspelt.get_training_tasks\(\) raised ValidationError: question: .* not permitted, at .*own\.py:31 in"
+    with pytest.raises(TaskDataError, match=misspelt):
+        own("Misspelt")
     with pytest.raises(TaskDataError, match=r"should return a list of ajet\.Task, but returned str"):
         own("Wrong")
     with pytest.raises(TaskDataError, match=r"should return a list of ajet\.Task, but returned Task"):
         own("One")
     with pytest.raises(TaskDataError, match="the task_id of task 1 should be text, not 5"):
         own("Numbered")
-    with pytest.raises(
-        ImportPathError, match="isn't a class derived from BaseTaskReader; there is: MyReader, Wrong, Numbered, One"
-    ):
+    with pytest.raises(ImportPathError, match=r"isn't a class derived .*; there is: MyReader, Wrong, Numbered, One, Mis"):
         own("Unrelated")
 
 

@@ -419,8 +419,7 @@ def _asked(request: Request, experiment: Experiment) -> EpisodeQuery:
 def _episode(experiment: Experiment, recorded: RecordedEpisode, store: EpisodeStore) -> dict[str, Any]:
     """An episode's view with that of its task. Success is as the metrics count it."""
     view = episode_view(recorded, store)
-    about = view["episode"]
-    if about["success"] is None and about["reward"] is not None:
+    if (about := view["episode"])["success"] is None and about["reward"] is not None:
         about["success"] = about["reward"] >= experiment.success_threshold()
     return {**view, "task": task_view(experiment, store, recorded.episode.task_id)}
 
