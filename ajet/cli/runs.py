@@ -71,6 +71,8 @@ def run(argv: Sequence[str]) -> int:
     from ajet.observe.viewer import Library, NoExperimentsError
 
     root = find_experiment(arguments.folder)
+    if arguments.folder and not root.is_dir():
+        raise NoExperimentsError(f"{root}: no such folder\n    name a folder of runs, or none for saved_experiments")
     library = Library(root)
     summaries = [library.get(name).summary() for name in library.names()]
     if not summaries:

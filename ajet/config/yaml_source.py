@@ -100,9 +100,9 @@ class YamlNode:
         return isinstance(self.value, list) and isinstance(key, int) and key < len(self.value)
 
 
-def read_yaml_file(path: Path) -> YamlNode:
-    """A file's tree."""
-    return parse_yaml(_read_text(path), str(path))
+def read_yaml_file(path: Path, needs: str = "an `ajet:` block") -> YamlNode:
+    """A file's tree. `needs`: what an empty file lacks."""
+    return parse_yaml(_read_text(path), str(path), needs)
 
 
 def _read_text(path: Path) -> str:
@@ -137,13 +137,13 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"{path}:{line}: not UTF-8 text\n    save the file as UTF-8") from None
 
 
-def parse_yaml(text: str, name: str) -> YamlNode:
+def parse_yaml(text: str, name: str, needs: str = "an `ajet:` block") -> YamlNode:
     """The tree of a YAML text whose top level is a mapping."""
     root = _Composer(name, text).compose()
     if root is None or root.value is None:
-        raise ConfigError(f"{name}: the file is empty\n    it needs an `ajet:` block")
+        raise ConfigError(f"{name}: the file is empty\n    it needs {needs}")
     if not isinstance(root.value, dict):
-        raise ConfigError(f"{name}:{root.line}: keys are expected at the top level\n    begin with an `ajet:` block")
+        raise ConfigError(f"{name}:{root.line}: keys are expected at the top level\n    begin with {needs}")
     return root
 
 

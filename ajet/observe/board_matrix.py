@@ -115,7 +115,7 @@ def words(overrides: Overrides) -> list[str]:
 
 def read_matrix(path: Path) -> list[MatrixRow]:
     """The rows of a matrix, each variant a row. Raises ConfigError with file and line."""
-    root = read_yaml_file(path)
+    root = read_yaml_file(path, "a `rows:` list")
     reading = _MatrixReader(path)
     reading.known(root, ("rows", "overrides"), "the matrix")
     common = reading.overrides(root, "overrides")

@@ -117,6 +117,22 @@ def test_other_things_of_the_hub_are_told_apart(
     assert said in refused(capsys, "validate", "run.yaml", "model.path=model")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("bench a_file", "it needs a `rows:` list"),
+        ("migrate a_file", "it needs the other system's keys"),
+        ("validate a_file", "it needs an `ajet:` block"),
+        ("runs a_file", "a_file: no such folder"),
+        ("runs nowhere", "nowhere: no such folder"),
+    ],
+)
+def test_a_file_that_is_empty_or_none_is_told_what_this_command_needs(
+    arguments: str, says: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in refused(capsys, *arguments.split())
+
+
 def test_a_nul_in_the_yaml(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "run.yaml").write_text(CONFIG + '  experiment_name: "a\\0b"\n')
     assert "run.yaml:6: the text has a NUL character" in refused(capsys, "--conf", "run.yaml")

@@ -71,7 +71,7 @@ def read(file: Path) -> Tree:
             raise ConfigError(f"{file}: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{file}: not TOML: {error}") from None
-    return _resolved(read_yaml_file(file).plain())
+    return _resolved(read_yaml_file(file, "the other system's keys").plain())
 
 
 def _resolved(tree: Tree) -> Tree:
