@@ -248,8 +248,8 @@ def cluster_head(place: ClusterPlace, scratch: Path, machine: Machine, environme
         "include-dashboard": "false",
         **_resources(machine),
     }
-    with _block(["--head", *(f"--{key}={value}" for key, value in options.items())], environment):
-        wait_for_port(place.head, place.port, JOIN_DEADLINE_S, what="Ray's head")
+    with _block(["--head", *(f"--{key}={value}" for key, value in options.items())], environment) as process:
+        wait_for_port(place.head, place.port, JOIN_DEADLINE_S, what="Ray's head", process=process)
         yield place.address
 
 
@@ -258,9 +258,18 @@ def serve_as_worker(place: ClusterPlace, machine: Machine, environment: Mapping[
     wait_for_port(place.head, place.port, JOIN_DEADLINE_S, what=f"the head {place.address}")
     options = {"address": place.address, **_resources(machine)}
     with _block([f"--{key}={value}" for key, value in options.items()], environment) as process:
-        while process.poll() is None and answers((place.head, place.port), timeout_s=10.0):
+        while answers((place.head, place.port), timeout_s=10.0):
+            _check_started(process)
             time.sleep(LOOK_S)
     return 0
+
+
+def _check_started(process: subprocess.Popen[bytes]) -> None:
+    """Raise if `ray start` has ended by itself."""
+    if process.poll() is not None:
+        raise UserError(
+            f"--with-ray-cluster: `ray start` ended with exit code {process.returncode}: what it said is above"
+        )
 
 
 def _resources(machine: Machine) -> dict[str, Any]:
@@ -269,14 +278,18 @@ def _resources(machine: Machine) -> dict[str, Any]:
     return {"num-cpus": CPU_LOGICAL_CORES, "num-gpus": machine.logical_gpus, "object-store-memory": CPU_OBJECT_STORE}
 
 
-def wait_for_port(host: str, port: int, deadline_s: float, *, what: str) -> None:
-    """Return when something listens there; raise if nothing does in time."""
+def wait_for_port(
+    host: str, port: int, deadline_s: float, *, what: str, process: subprocess.Popen[bytes] | None = None
+) -> None:
+    """Return when something listens there; raise if nothing does in time, or if the process that should has ended."""
     until = time.monotonic() + deadline_s
     while True:
         try:
             socket.create_connection((host, port), timeout=2).close()
             return
         except OSError as error:
+            if process is not None:
+                _check_started(process)
             if time.monotonic() > until:
                 raise UserError(
                     f"--with-ray-cluster: {what} at {host}:{port} did not answer within {deadline_s:.0f} s ({error})\n"

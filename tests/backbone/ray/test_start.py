@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
+from ajet.backbone.ray import start
+from ajet.backbone.ray.mapping import Machine
 from ajet.backbone.ray.start import ClusterPlace, busy_gpus, checked_address, parse_gpus, wait_for_port
 from ajet.schema.errors import UserError
+from ajet.system.processes import RAY_RUN
 
 
 def test_a_gpu_in_use_is_found() -> None:
@@ -44,6 +48,27 @@ def test_waiting_for_the_head_ends_with_a_clear_message() -> None:
         wait_for_port("127.0.0.1", port, 0.1, what="the head")
     with socket.create_server(("127.0.0.1", 0)) as server:
         wait_for_port("127.0.0.1", server.getsockname()[1], 5, what="the head")
+
+
+def test_a_ray_that_does_not_start_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a MASTER_PORT among those that Ray gives its workers."""
+    (tmp_path / "ray").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "ray").chmod(0o755)
+    ending_with_us = start.ending_with_us
+    monkeypatch.setattr(start, "ending_with_us", lambda command: ending_with_us([str(tmp_path / "ray"), *command[1:]]))
+    environment = {RAY_RUN: "mark-of-this-test"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = ClusterPlace("127.0.0.1", free.getsockname()[1], rank=0, nodes=2)
+    with (
+        pytest.raises(UserError, match="`ray start` ended with exit code 3"),
+        start.cluster_head(nobody, tmp_path, Machine("cpu"), environment),
+    ):
+        pass
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        place = ClusterPlace("127.0.0.1", head.getsockname()[1], rank=1, nodes=2)
+        with pytest.raises(UserError, match="`ray start` ended with exit code 3"):
+            start.serve_as_worker(place, Machine("cpu"), environment)
 
 
 def test_an_address_without_a_ray_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
