@@ -19,7 +19,7 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.failures import ModelCallWatch
 from ajet.backbone.local import run
 from ajet.backbone.ray.collector import EpisodeCollector
-from ajet.backbone.ray.payload import RunError, RunPayload
+from ajet.backbone.ray.payload import EPISODE_METRICS, RunError, RunPayload
 from ajet.config import Config, make_config
 from ajet.config.loader import load_config
 from ajet.observe.experiment import ExperimentFolder
@@ -158,6 +158,7 @@ def test_on_ray_the_collector_reports_it(tmp_path: Path, monkeypatch: pytest.Mon
 
     reason = asyncio.run(first_step()) or ""
     assert RunError.read(tmp_path) == RunError(reason, users=True)
+    assert json.loads((tmp_path / EPISODE_METRICS).read_text())["data"]["episode/without_calls"] == 2
     assert reason.startswith("no model call was recorded: 2 of the 2 episodes of step 1")
     assert "own = AsyncOpenAI()" in reason and "\n" not in reason
 

@@ -93,14 +93,13 @@ class EpisodeCollector:
         validation: bool,
         added: dict[str, float] | None = None,
     ) -> dict[str, float]:
-        """Record a step's groups, and return their metrics. With `added`, both are also written to the metrics file."""
+        """Record a step's groups, and return their metrics, with those `added`."""
         ended = [self._groups.pop(uid) for uid in groups if uid in self._groups]
         episodes = [episode for group in ended for episode in (*group.episodes, *group.failed)]
         metrics = self._metrics(step, ended, episodes, validation)
         if added is not None:
             metrics |= added | token_rate(metrics, added["time/rollout_ended"] - added["time/rollout_began"])
-        if validation or added is not None:  # verl has no place for a validation's; a step's go with verl's own
-            self._write(step, metrics)
+        self._write(step, metrics)  # verl's own of a step come after its checkpoint and its validation, or never
         self._record(step, episodes, {item.episode_id: item for item in credit}, validation)
         for episode in episodes:
             self._tally.add_and_log(episode)
