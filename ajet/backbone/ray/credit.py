@@ -40,6 +40,9 @@ SEGMENTS = "ajet_segments"
 """Tag of a row: which stretch of its response was sampled by which call and is trained in it."""
 LEAF = "ajet_leaf"
 """Tag of a row: the call that its path leads to, even if the row was cut before it."""
+PLACE = "ajet_place"
+"""Tag of a verl row: its task's place among the run's. Rows come as their groups end, and mini-batches are drawn by
+their order."""
 ROWLESS = "ajet_rowless"
 """Tag of a group's first row: summaries of the group's episodes that have no row. They count in the baseline."""
 
@@ -80,6 +83,11 @@ def summary_of(episode: Episode, samples: Sequence[Sample]) -> EpisodeSummary:
         call.tokens = trained[index]
         call.leaves = leaves[index]
     return summary
+
+
+def in_order(keys: Sequence[str], places: Sequence[int]) -> list[int]:
+    """Which row comes first, second, …: by its group's place, its episode and its own number, as on `local`."""
+    return sorted(range(len(keys)), key=lambda at: (places[at], *map(int, keys[at].rsplit("_", 2)[1:])))
 
 
 def rowless_tag(episodes: Sequence[Episode]) -> str:

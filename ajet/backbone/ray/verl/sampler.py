@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from ajet.backbone.ray.credit import BatchCredit, BatchRow, RowLayout, credit_batch, lay_out
+from ajet.backbone.ray.credit import PLACE, BatchCredit, BatchRow, RowLayout, credit_batch, in_order, lay_out
 from ajet.backbone.ray.payload import KEY, RunPayload, training_stream, validation_tasks
 from ajet.backbone.ray.rows import WEIGHTS, blank_row, nested
 from ajet.backbone.ray.verl.worker import EpisodeManager, current_manager
@@ -59,6 +59,7 @@ class _CreditedSampling:
         if partition_id == "val":
             manager.end_step(self._step, selected_prompt_uids, [], validation=True)
             return batch
+        batch.reorder(in_order(batch.keys, [tag[PLACE] for tag in batch.tags]))
         credit = credit_batch(batch.keys, batch.tags, manager.credit_settings, imitate_from=manager.imitate_from)
         groups = [*selected_prompt_uids, *self._replaced]
         self._replaced = []

@@ -17,6 +17,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from ajet.backbone.plan import validation_repeats
 from ajet.backbone.ray.collector import COLLECTOR, HEAD, EpisodeCollector, GroupRunner
+from ajet.backbone.ray.credit import PLACE
 from ajet.backbone.ray.engine import ServerEngine, ServerKind
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.rows import Row, group_rows, stand_in, validation_row
@@ -62,20 +63,25 @@ class EpisodeWorker:
             uid = str(_at(batch, "uid", index))
             task = Task.model_validate_json(_at(batch, "ajet_task", index))
             occurrence = int(_at(batch, "ajet_occurrence", index))
-            group = asyncio.create_task(self._guarded(uid, task, index, step, occurrence, validation))
+            place = int(_at(batch, "index", index))
+            group = asyncio.create_task(self._guarded(uid, task, index, place, step, occurrence, validation))
             self._groups.add(group)
             group.add_done_callback(self._groups.discard)
 
-    async def _guarded(self, uid: str, task: Task, index: int, step: int, occurrence: int, validation: bool) -> None:
+    async def _guarded(
+        self, uid: str, task: Task, index: int, place: int, step: int, occurrence: int, validation: bool
+    ) -> None:
         try:
-            await self._group(uid, task, index, step, occurrence, validation)
+            await self._group(uid, task, index, place, step, occurrence, validation)
         except Exception as error:  # the trainer waits for this group, and must learn of any failure
             if not isinstance(error, UserError | LostThreadsError):
                 log.exception("group %s of task %s failed", uid, task.task_id)
             await self._runner.report(error)
             self._give_up(f"{type(error).__name__}: {error}")
 
-    async def _group(self, uid: str, task: Task, index: int, step: int, occurrence: int, validation: bool) -> None:
+    async def _group(
+        self, uid: str, task: Task, index: int, place: int, step: int, occurrence: int, validation: bool
+    ) -> None:
         partition = "val" if validation else "train"
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
         group = await self._runner.run_group(
@@ -88,6 +94,8 @@ class EpisodeWorker:
             num_repeat=validation_repeats(self._runner.config) if validation else None,
         )
         rows = self._validation_rows(group, step) if validation else self._rows(group, step)
+        for row in rows:
+            row.tag[PLACE] = place
         await _put(rows, partition)
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "finished"})
 

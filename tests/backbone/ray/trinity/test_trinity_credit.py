@@ -34,7 +34,7 @@ def experiences(groups: list[list[Any]]) -> list[Any]:
     from ajet.context_tracker.samples import linear_samples
 
     rows = []
-    for group in groups:
+    for place, group in enumerate(groups):
         for episode in group:
             samples, _ = linear_samples(
                 episode.tree,
@@ -44,9 +44,10 @@ def experiences(groups: list[list[Any]]) -> list[Any]:
                 max_samples=30,
                 episode_id=episode.episode_id,
             )
-            rows += experiences_of(episode, samples, uid=episode.group_id, span=(1.0, 2.0))
-    for row in rows:
-        row.eid.batch = 1
+            made = experiences_of(episode, samples, uid=episode.group_id, span=(1.0, 2.0))
+            for row in made:  # as Trinity's runner does
+                row.eid.batch, row.eid.task = 1, place
+            rows += made
     return list(Experience.deserialize_many(Experience.serialize_many(rows)))
 
 
@@ -255,6 +256,17 @@ def test_staleness_is_counted_by_token() -> None:
         "train/staleness/tokens@0": 40.0,
         "train/staleness/tokens@1": 10.0,
     }
+
+
+def test_rows_are_in_the_order_of_tasks_however_their_groups_ended() -> None:
+    """Mini-batches are drawn by it."""
+    from ajet.backbone.ray.rows import ROW
+    from ajet.backbone.ray.trinity.algorithm import credited
+
+    rows = experiences(make_groups(BRANCHING, groups=12, size=2))
+    expected = [row.info[ROW] for row in rows]
+    kept, _ = credited(rows[::-1], config())
+    assert [row.info[ROW] for row in kept] == expected
 
 
 def test_a_batch_without_a_usable_group_trains_nothing() -> None:

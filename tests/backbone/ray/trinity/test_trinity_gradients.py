@@ -108,12 +108,14 @@ def trinity_change(worker: Any, groups: Any, config: Any) -> tuple[dict[str, Any
 
     reference = known_logprobs(groups, reference_model())
     rows, known = [], {}
-    for group in groups:
+    for place, group in enumerate(groups):
         samples = [samples_of(episode) for episode in group]
         whole = EpisodeGroup(group[0].group_id, group[0].task_id, group)
         made = group_experiences(whole, samples, uid=group[0].group_id, span=(1.0, 2.0))
         pairs = [(episode, sample) for episode, mine in zip(group, samples, strict=True) for sample in mine]
         rows += made
+        for row in made:
+            row.eid.task = place
         if pairs:
             for row, pair in zip(made, pairs, strict=True):
                 known[id(row)] = torch.from_numpy(aligned(*pair, reference))

@@ -13,6 +13,7 @@ from ajet.backbone.ray.credit import (
     SEGMENTS,
     SUMMARY,
     credit_batch,
+    in_order,
     rowless_tag,
     segments_of,
     summary_of,
@@ -183,6 +184,13 @@ def test_a_group_that_is_left_out_counts_for_nothing() -> None:
     assert alike.trained == [False, *[True] * len(alone.trained)]
     nothing = credit_batch([rows[0].key], [rows[0].tag], settings)
     assert nothing.trained == [True] and not nothing.weights[0].any() and nothing.metrics["credit/groups"] == 0
+
+
+def test_rows_are_in_the_order_of_tasks_however_their_groups_ended() -> None:
+    rows = batch_rows(make_groups(BRANCHING, groups=2, size=11))
+    keys, places = [row.key for row in rows], [int(row.key[1]) for row in rows]
+    assert [keys[at] for at in in_order(keys, places)] == keys
+    assert [keys[::-1][at] for at in in_order(keys[::-1], places[::-1])] == keys
 
 
 def test_a_cut_row_is_weighed_by_what_is_left_of_it() -> None:
