@@ -186,7 +186,8 @@ def test_other_modes_train(tmp_path: Path, overrides: list[str]) -> None:
     steps = steps_of(tmp_path / "say_vowels")
     assert [step["step"] for step in steps] == [1, 2]
     assert all(step["train/grad_norm"] > 0 for step in steps)
-    assert all(step["train/sampler_gap"] < 0.1 for step in steps)  # with overlap the sampler is a step behind
+    # with overlap the sampler may be a step behind
+    assert all(step["train/sampler_gap"] < 1e-3 or step["train/staleness/max"] == 1 for step in steps)
 
 
 @needs_verl
