@@ -76,8 +76,10 @@ class EpisodeWorker:
         except Exception as error:  # the trainer waits for this group, and must learn of any failure
             if not isinstance(error, UserError | LostThreadsError):
                 log.exception("group %s of task %s failed", uid, task.task_id)
-            await self._runner.report(error)
-            self._give_up(f"{type(error).__name__}: {error}")
+            try:
+                await self._runner.report(error)
+            finally:
+                self._give_up(f"{type(error).__name__}: {error}")
 
     async def _group(
         self, uid: str, task: Task, index: int, place: int, step: int, occurrence: int, validation: bool
