@@ -20,6 +20,7 @@ from ajet.backbone.ray.credit import (
     ROWLESS,
     SEGMENTS,
     SUMMARY,
+    in_order,
     rowless_tag,
     segments_of,
     summary_of,
@@ -249,6 +250,12 @@ def empty_experience(group: EpisodeGroup, *, uid: str, span: tuple[float, float]
         metrics={"incomplete_group": float(not group.complete)},
         info={ROW: f"{uid}_0_0", SEGMENTS: [], VERSIONS: [], SPAN: list(span)},
     )
+
+
+def ordered(experiences: Sequence[Any]) -> list[Any]:
+    """By their task's place in the batch, which Trinity's runner notes; see `in_order`."""
+    names = [experience.info[ROW] for experience in experiences]
+    return [experiences[at] for at in in_order(names, [int(one.eid.task or 0) for one in experiences])]
 
 
 def tag_of(experience: Any) -> dict[str, Any]:

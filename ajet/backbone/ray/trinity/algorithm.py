@@ -28,9 +28,9 @@ from trinity.common.experience import Experience
 from trinity.utils.timer import Timer
 
 from ajet.backbone.ray.collector import COLLECTOR
-from ajet.backbone.ray.credit import SEGMENTS, BatchCredit, BatchRow, credit_batch, in_order, lay_out
+from ajet.backbone.ray.credit import SEGMENTS, BatchCredit, BatchRow, credit_batch, lay_out
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.ray.rows import BATCH, ROW, SPAN, UPDATES, VERSIONS, tag_of
+from ajet.backbone.ray.rows import BATCH, ROW, SPAN, UPDATES, VERSIONS, ordered, tag_of
 from ajet.backbone.ray.trinity.workflow import step_of
 from ajet.backbone.training_settings import credit_settings, loss_settings
 from ajet.config import Config
@@ -178,7 +178,7 @@ def credited(exps: list[Experience], config: Config) -> tuple[list[Experience], 
     one, of weight 0: the trainer waits for each batch."""
     algorithm = config.ajet.trainer_common.algorithm
     imitate_from = algorithm.sft.min_reward if algorithm.policy_loss == "sft" else None
-    exps = [exps[at] for at in in_order([exp.info[ROW] for exp in exps], [int(exp.eid.task or 0) for exp in exps])]
+    exps = ordered(exps)
     credit = credit_batch(
         [exp.info[ROW] for exp in exps],
         [tag_of(exp) for exp in exps],

@@ -25,7 +25,7 @@ from trinity.trainer.trainer import TrainEngineWrapper
 
 from ajet.backbone.ray.credit import SEGMENTS
 from ajet.backbone.ray.payload import RunPayload
-from ajet.backbone.ray.rows import AGENT, ROW
+from ajet.backbone.ray.rows import AGENT, ROW, ordered
 from ajet.backbone.training_settings import train_settings
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch import TorchEngine, TorchEngineSettings
@@ -78,7 +78,8 @@ class CpuTrainEngine(TrainEngineWrapper):  # type: ignore[misc]
 
     async def train_step(self, batch_exps: list[Experience]) -> dict[str, float]:
         """One update from one batch."""
-        metrics = self._trainer.update(trees_of(batch_exps, self._temperature, self._norm))
+        # `WholeBatches` has put them by length, and the mini-batches are drawn here
+        metrics = self._trainer.update(trees_of(ordered(batch_exps), self._temperature, self._norm))
         self._step += 1
         return metrics
 

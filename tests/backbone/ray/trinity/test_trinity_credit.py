@@ -260,13 +260,17 @@ def test_staleness_is_counted_by_token() -> None:
 
 def test_rows_are_in_the_order_of_tasks_however_their_groups_ended() -> None:
     """Mini-batches are drawn by it."""
-    from ajet.backbone.ray.rows import ROW
-    from ajet.backbone.ray.trinity.algorithm import credited
+    from ajet.backbone.ray.rows import ROW, ordered
+    from ajet.backbone.ray.trinity.algorithm import credited, in_place
+    from ajet.trainer.credit import LossNorm
 
     rows = experiences(make_groups(BRANCHING, groups=12, size=2))
     expected = [row.info[ROW] for row in rows]
     kept, _ = credited(rows[::-1], config())
     assert [row.info[ROW] for row in kept] == expected
+    by_length = in_place(kept, norm=LossNorm.TOKEN_MEAN, updates=1, ranks=1, seed=(0, 0))
+    assert [row.info[ROW] for row in by_length] != expected
+    assert [row.info[ROW] for row in ordered(by_length)] == expected
 
 
 def test_a_batch_without_a_usable_group_trains_nothing() -> None:
