@@ -54,8 +54,8 @@ def run(argv: Sequence[str]) -> int:
     if len(experiments) == 1 and not gains:
         if experiments[0].prompts.exists:
             raise UserError(
-                f"{experiments[0].name} searched for prompts, with several candidates in each round: its prompts/best.yaml "
-                "compares the best with the first"
+                f"{experiments[0].name} searched for prompts, with several candidates in each round: its "
+                "prompts/best.yaml compares the best with the first"
             )
         raise UserError(
             f"{experiments[0].name} has fewer than two recorded validations to compare\n    "
