@@ -26,6 +26,7 @@ from ajet.backbone.metrics import by_group, is_success, pass_at, played, usable
 from ajet.backbone.plan import validation_repeats
 from ajet.backbone.report import validation_metrics
 from ajet.engine.model_source import TINY, ModelSource
+from ajet.gateway.chat import validation_temperature
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.logs import Masker
@@ -131,13 +132,16 @@ class EvaluationCell:
 
     @classmethod
     def of(cls, config: Config, repeats: int | None = None, **more: Any) -> EvaluationCell:
-        """With the validation tasks of a config."""
+        """With the validation tasks of a config. Several repeats are sampled, unless the config says otherwise: greedy
+        ones are all alike."""
         tasks = read_validation_tasks(build_reader(config))
         if not tasks:
             raise ConfigError(
                 "ajet.task_reader: this config has no validation tasks\n    "
                 "give it some, or name a file of tasks: ajet eval CONF --tasks FILE"
             )
+        if repeats is not None and repeats > 1:
+            config.ajet.trainer_common.val_pass_n = repeats
         return cls(config, tasks, repeats or validation_repeats(config), **more)
 
     @property
@@ -316,6 +320,8 @@ def fingerprint(config: Config, tasks: Sequence[Task]) -> dict[str, str]:
     masked = Masker(resolved).value(resolved)
     keys = {**masked["ajet"], **{f"+{name}": masked[name] for name in config.user_blocks()}}
     found = {name: str(value) for name, value in flatten(keys) if _matters(name)}
+    if validation_temperature(config) > 0:  # `val_pass_n` asks for it, too
+        found["rollout.val_kwargs.do_sample"] = str(True)
     files = set[Path]()
     for file in user_files(config):
         _with_imports(file.resolve(), files)

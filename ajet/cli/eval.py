@@ -86,7 +86,8 @@ def _parser() -> CommandParser:
         "--tasks", action="append", default=[], type=Path, metavar="FILE",
         help="JSON lines of tasks, instead of the config's validation tasks. Repeatable",
     )  # fmt: skip
-    parser.add_argument("-n", "--repeats", type=int, metavar="N", help="attempts at each task (default: val_pass_n)")
+    attempts = "attempts at each task, sampled if several (default: val_pass_n)"
+    parser.add_argument("-n", "--repeats", type=int, metavar="N", help=attempts)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the episodes; run it again to go on")
     parser.add_argument("--price-input", type=float, default=0.0, help="of a million tokens, for models at a URL")
     parser.add_argument("--price-output", type=float, default=0.0)
