@@ -76,9 +76,9 @@ def episode_metrics(
         result["episode/without_calls"] = float(sum(map(without_calls, ended)))
         result |= _sizes(ended)
     if counted:
+        result |= _parts(counted)  # first: a part may have the name of a statistic
         result |= _spread("return", [earned(summarise(episode)) for episode in counted])
         result |= _spread("reward", list(map(_reward, counted)))
-        result |= _parts(counted)
         result |= _success(counted, success_threshold)
         result |= _by_tag(counted, success_threshold)
     result |= _reasons(everyone)

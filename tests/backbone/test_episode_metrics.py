@@ -42,6 +42,13 @@ def test_what_infrastructure_broke_counts_in_no_figure() -> None:
     assert (found["episode/count"], found["episode/usable"]) == (11, 4)
 
 
+def test_a_part_with_the_name_of_a_statistic_stands_in_for_none() -> None:
+    one = rewarded(1.5)
+    one.reward_parts = {"mean": 0.25, "max": 0.5}
+    found = episode_metrics([one, rewarded(2.5)])
+    assert (found["reward/mean"], found["reward/max"]) == (2.0, 2.5)
+
+
 def test_what_the_model_did_counts_with_its_configured_reward() -> None:
     cut = rewarded(-1.0)
     cut.status, cut.outcomes = EpisodeStatus.TRUNCATED, (Outcome.LENGTH,)
