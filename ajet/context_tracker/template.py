@@ -87,11 +87,21 @@ class ChatTemplate:
         self._tells_time = "strftime_now" in self.source
         self._compiled: Any = None
         """The template, if rendering it directly gives what the tokenizer gives."""
+        self._in_parts = False
+        """It reads a content only if that is a list of parts."""
         self._rendered: dict[str, str] = {}
         self._kept_characters = 0
         user = [{"role": "user", "content": stub_word("user", 0)}]
         reply = {"role": "assistant", "content": stub_word("reply", 0)}
         samples = [self._render(user, None, {}, True)]
+        if stub_word("user", 0) not in samples[0]:  # of models that see: they may read texts from parts alone
+            self._in_parts = True
+            samples = [self._render(user, None, {}, True)]
+            if stub_word("user", 0) not in samples[0]:
+                raise ConfigError(
+                    "the model's chat template leaves out what the user says: correct it, in chat_template.jinja or "
+                    "tokenizer_config.json"
+                )
         self._compiled = _compiled(tokenizer)
         if self._compiled is not None and samples != [self._render(user, None, {}, True)]:
             self._compiled = None
@@ -129,6 +139,8 @@ class ChatTemplate:
         from ajet.context_tracker.template_limits import limit_templates, rendering
 
         limit_templates()
+        if self._in_parts:
+            messages = [_as_parts(message) for message in messages]
         try:
             with rendering():
                 if self._compiled is not None and messages and not kwargs and all(map(_is_plain, messages)):
@@ -332,6 +344,11 @@ def _compiled(tokenizer: Any) -> Any:
 def _is_plain(message: Message) -> bool:
     """Whether transformers passes a message to the template as it is: it has a text, and no reasoning."""
     return type(message["content"]) is str and not any(field in message for field in REASONING_FIELDS)
+
+
+def _as_parts(message: Message) -> Message:
+    text = message["content"]
+    return {**message, "content": [{"type": "text", "text": text}]} if isinstance(text, str) else message
 
 
 def _stub(role: str, index: int) -> Message:

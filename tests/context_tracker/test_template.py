@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from ajet.context_tracker import ContextTracker, Renderer
 from ajet.context_tracker.messages import plain_messages
-from ajet.schema.errors import InvalidRequestError
+from ajet.schema.errors import ConfigError, InvalidRequestError
 from support.tracker_families import FAMILIES, tokenizer
 from support.tracker_helpers import (
     SEARCH,
@@ -487,3 +488,31 @@ def test_whatever_is_appended_is_what_the_whole_conversation_renders_as(seed: in
             messages.append(
                 user(rng.choice(["More?", "  spaced  ", "", "<|im_end|> <tool_response>x</tool_response>"]))
             )
+
+
+PARTS = """{% for message in messages %}<|im_start|>{{ message.role }}
+{% for part in message.content %}{% if part.type == "text" %}{{ part.text }}{% endif %}{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_a_template_of_a_vision_model_reads_texts_as_parts() -> None:
+    own = copy.deepcopy(tokenizer("chatml"))
+    own.chat_template = PARTS
+    drive = Drive("chatml")
+    drive.renderer = Renderer(own)
+    drive.tracker = ContextTracker(drive.renderer, WIDE)
+    messages = [system("Be brief."), user("What is 7 + 1?")]
+    drive.ask(messages, said("8"))
+    messages.append(user("And then?"))
+    call = drive.begin(messages)
+    parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
+    assert call.extends == "call-0"
+    assert call.prompt_ids == own.apply_chat_template(parts, add_generation_prompt=True, return_dict=False)
+
+
+def test_a_template_without_the_users_words_is_refused() -> None:
+    own = copy.deepcopy(tokenizer("chatml"))
+    own.chat_template = "<|im_start|>assistant\n"
+    with pytest.raises(ConfigError, match="leaves out what the user says"):
+        Renderer(own)
