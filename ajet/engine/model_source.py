@@ -123,6 +123,7 @@ class ModelSource:
             if (folder := self.folder()) is not None:
                 json_file(folder / "generation_config.json")  # transformers would leave out a broken one
         untyped: Any = model
+        _forget_quantization(untyped)
         if base_bits is not None:
             from ajet.engine.quantization import quantise
 
@@ -240,6 +241,15 @@ def stored_weights(folder: Path, model: PreTrainedModel) -> dict[str, torch.Tens
             raise ValueError(f"{what}: {', '.join(names[:3])}")
     weights: dict[str, torch.Tensor] = loaded.state_dict()
     return weights
+
+
+def _forget_quantization(model: Any) -> None:
+    """Have a model whose weights were dequantized on reading (gpt-oss from MXFP4, others from FP8) saved as what it is:
+    transformers would fail on saving, or write the numbers of now under the names of then."""
+    conversions = getattr(model, "_weight_conversions", None) or []
+    operations = [operation for each in conversions for operation in getattr(each, "operations", ())]
+    if getattr(model, "hf_quantizer", None) is None and any("Dequantize" in type(one).__name__ for one in operations):
+        model._weight_conversions = None  # on saving, it then asks for those of the model's class
 
 
 def json_file(file: Path) -> dict[str, Any]:

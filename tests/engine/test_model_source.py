@@ -216,3 +216,58 @@ def test_code_in_a_models_folder_is_never_run(folder: Path, monkeypatch: pytest.
         with pytest.raises(ConfigError, match="code of their own"):
             load()
     assert not (folder / "ran").exists()
+
+
+def to_mxfp4(weights: dict[str, Any]) -> None:
+    import torch
+
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, before, after = weights.pop(name).shape
+        weights[f"{name}_blocks"] = torch.randint(0, 256, (experts, after, before // 32, 16), dtype=torch.uint8)
+        weights[f"{name}_scales"] = torch.full((experts, after, before // 32), 120, dtype=torch.uint8)
+
+
+def to_fp8(weights: dict[str, Any]) -> None:
+    import torch
+
+    for name in [name for name in weights if "_proj" in name]:
+        weights[name] = weights[name].to(torch.float8_e4m3fn)
+        weights[f"{name}_scale_inv"] = torch.full((1, 1), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("family", "quantise", "settings"),
+    [
+        ("gpt_oss", to_mxfp4, {"quant_method": "mxfp4"}),
+        ("qwen3_moe", to_fp8, {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}),
+    ],
+)
+def test_a_model_that_was_dequantized_is_saved_as_what_it_is(
+    tmp_path: Path, family: str, quantise: Callable[[dict[str, Any]], None], settings: dict[str, Any]
+) -> None:
+    """As large mixtures of experts are published: where it can't be computed so, transformers dequantizes them."""
+    import torch
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    experts = {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    config = AutoConfig.for_model(family, **sizes, **experts, num_key_value_heads=2, head_dim=16, vocab_size=64)
+    auto: Any = AutoModelForCausalLM
+    auto.from_config(config).save_pretrained(tmp_path / "published")
+    names = load_names(tmp_path / "published")
+    change_weights(tmp_path / "published", quantise)
+    change_json(tmp_path / "published" / "config.json", quantization_config=settings)
+    model: Any = ModelSource.resolve(tmp_path / "published").model("float32", device="cpu")
+    if getattr(model, "hf_quantizer", None) is not None:
+        pytest.skip("this machine computes with quantized weights")
+    model.save_pretrained(tmp_path / "saved")
+    assert load_names(tmp_path / "saved") == names
+    again: Any = ModelSource.resolve(tmp_path / "saved").model("float32", device="cpu")
+    own, read = model.state_dict(), again.state_dict()
+    assert own.keys() == read.keys() and all(torch.equal(own[name], read[name]) for name in own)
+
+
+def load_names(folder: Path) -> set[str]:
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        return set(weights.keys())
