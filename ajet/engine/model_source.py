@@ -173,9 +173,9 @@ class ModelSource:
 
     def check_weights(self, model: PreTrainedModel) -> None:
         """Raise a `ConfigError` if a local folder's weights aren't those of `model`, which is `on_meta`: only their
-        names and shapes are read."""
+        names and shapes are read. Quantized ones have others, which only loading tells."""
         folder, kind = Path(self.path), cast(Any, type(model))
-        if not folder.is_dir():
+        if not folder.is_dir() or getattr(model.config, "quantization_config", None):
             return
         with self._reading("the weights of model {} can't be read"), _quietly():
             from transformers.modeling_utils import load_state_dict
