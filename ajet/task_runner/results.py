@@ -341,8 +341,8 @@ def message_of(error: BaseException) -> str:
     """The message, with what to change. Of Pydantic's list of problems, the first with its field and reason."""
     said = _of_pydantic(error) if isinstance(error, ValidationError) else str(error) or repr(error)
     if isinstance(error, BaseExceptionGroup):
-        first = next(_members(error))
-        return f"{said}: {type(first).__name__}: {message_of(first)}"
+        member = next(_members(error))
+        return f"{said}: {type(member).__name__}: {message_of(member)}"
     fix = fix_for(error)
     if not fix:
         return said
