@@ -13,8 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
+from ajet.config.yaml_source import parse_yaml
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import JUDGE, is_running, read_environment
 from ajet.observe.metrics import flatten
@@ -23,7 +22,7 @@ from ajet.observe.run_files import Note, Notes, open_regular, read_events, read_
 from ajet.observe.running_total import USED, RunningTotal
 from ajet.observe.viewer.candidates import PromptHistory
 from ajet.observe.viewer.series import MetricsReader, Shown
-from ajet.schema.errors import UserError
+from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.user_code import holds
 
 _T = TypeVar("_T")
@@ -152,10 +151,9 @@ class Experiment:
         stamp = (status.st_ino, status.st_mtime_ns)
         if stamp != self._config[0]:
             try:
-                loaded = yaml.safe_load(read_regular(file))
-            except (yaml.YAMLError, RecursionError) as error:
-                raise DamagedExperimentError(f"{file} is not YAML: {error}") from error
-            self._config = (stamp, loaded if isinstance(loaded, dict) else {})
+                self._config = (stamp, parse_yaml(read_regular(file), str(file)).plain())
+            except ConfigError as error:
+                raise DamagedExperimentError(str(error)) from error
         return self._config[1]
 
     def keeps_a_selection(self) -> bool:

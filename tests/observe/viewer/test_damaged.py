@@ -49,7 +49,7 @@ def cut_database(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "yaml": (overwrite("config.resolved.yaml", "ajet: [unclosed"), "config.resolved.yaml is not YAML"),
+    "yaml": (overwrite("config.resolved.yaml", "ajet: [unclosed"), "config.resolved.yaml:2: not YAML"),
     "shape": (overwrite("config.resolved.yaml", "ajet: {model: [1], trainer_common: 3}"), ""),
     "metrics": (overwrite("metrics.jsonl", '{"step": 1, "loss": 0.5}\ngarb\x00age\n[3]\n'), "metrics.jsonl, line 3"),
     "events": (overwrite("events.jsonl", '{"time": 1, "event": "started"}\n{{{\n'), "events.jsonl, line 2: not"),
