@@ -14,6 +14,7 @@ from typing import Any
 
 from ajet.backbone.ray.collector import COLLECTOR, HEAD, EpisodeCollector
 from ajet.backbone.ray.payload import DriverInput, RunPayload, retry_slow_start, run_driver, wait_for_nodes
+from ajet.backbone.ray.start import PLATFORM
 from ajet.backbone.ray.trinity import plugin
 from ajet.backbone.ray.watcher import actor_named, cause, first_line
 from ajet.schema.errors import AjetError
@@ -42,7 +43,9 @@ def run_trinity(given: DriverInput) -> None:
 def _start_ray(given: DriverInput, config: Any) -> None:
     import ray
 
-    runtime = {"env_vars": config.get_envs(), "worker_process_setup_hook": plugin.HOOK}
+    # a Ray that was there before this driver does not pass on the driver's environment
+    platform = {name: os.environ[name] for name in {PLATFORM} & os.environ.keys()}
+    runtime = {"env_vars": config.get_envs() | platform, "worker_process_setup_hook": plugin.HOOK}
     retry_slow_start(lambda: ray.init(namespace=config.ray_namespace, runtime_env=runtime, **given.ray))
     wait_for_nodes(given.nodes)
 

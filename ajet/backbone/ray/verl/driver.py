@@ -9,6 +9,7 @@ import os
 import sys
 
 from ajet.backbone.ray.payload import DriverInput, RunPayload, retry_slow_start, run_driver, wait_for_nodes
+from ajet.backbone.ray.start import PLATFORM
 from ajet.backbone.ray.verl import METRICS_PATH
 from ajet.backbone.ray.verl.config import compose_verl_config, pass_through
 from ajet.schema.errors import UserError
@@ -25,7 +26,8 @@ def run_verl(given: DriverInput) -> None:
     plugin.require_entry_point()
     settings = given.settings | {f"ray_kwargs.ray_init.{key}": value for key, value in given.ray.items()}
     # a Ray that was there before this driver does not pass on the driver's environment
-    settings[f"ray_kwargs.ray_init.runtime_env.env_vars.{METRICS_PATH}"] = os.environ[METRICS_PATH]
+    for name in {METRICS_PATH, PLATFORM} & os.environ.keys():
+        settings[f"ray_kwargs.ray_init.runtime_env.env_vars.{name}"] = os.environ[name]
     config = compose_verl_config(settings, given=pass_through(RunPayload.decode(given.payload).load_config()))
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=False)
     if (address := config.ray_kwargs.ray_init.address) != "local":
