@@ -124,8 +124,7 @@ def _import_path(section: Section, key: str, place: tuple[str, ...], folder: Pat
 def _existing(
     section: Section, key: str, place: tuple[str, ...], folder: Path, is_there: Callable[[Path], bool]
 ) -> Iterator[Problem]:
-    text = section[key]
-    if text is None:
+    if (text := section[key]) is None:
         return
     if (found := find_named(text, [folder], is_there)) is not None:
         section.__dict__[key] = str(found)
@@ -134,9 +133,8 @@ def _existing(
     kind = "folder" if is_there == Path.is_dir else "file"
     present = [
         entry.name
-        for candidate in candidates
-        if holds(Path.is_dir, candidate.parent)
-        for entry in candidate.parent.iterdir()
+        for parent in dict.fromkeys(candidate.parent for candidate in candidates)
+        for entry in (parent.iterdir() if holds(Path.is_dir, parent) else ())
         if holds(is_there, entry)
     ]
     given = Path(os.path.expanduser(text))

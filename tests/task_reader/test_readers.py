@@ -200,7 +200,9 @@ def test_a_reader_of_the_users_own(tmp_path: Path) -> None:
         own("One")
     with pytest.raises(TaskDataError, match="the task_id of task 1 should be text, not 5"):
         own("Numbered")
-    with pytest.raises(ImportPathError, match=r"isn't a class derived .*; there is: MyReader, Wrong, Numbered, One, Mis"):
+    with pytest.raises(
+        ImportPathError, match=r"isn't a class derived .*; there is: MyReader, Wrong, Numbered, One, Mis"
+    ):
         own("Unrelated")
 
 
