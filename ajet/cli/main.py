@@ -8,14 +8,15 @@ module with another, and their line names the function. Without a subcommand, `a
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from io import TextIOWrapper
-from typing import TYPE_CHECKING, NamedTuple
+from io import BufferedWriter, FileIO, TextIOWrapper
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from ajet.schema import __version__
 
@@ -103,12 +104,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is not None:
         return _guarded(list(argv))
     _mend_streams()
-    return _ensure_exit(_guarded(sys.argv[1:]))
+    code = _guarded(sys.argv[1:])
+    if _MayBeFull.lost:
+        print(f"warning: what was printed is incomplete: {_MayBeFull.lost}", file=sys.stderr)
+        if code == 0 and sys.argv[1] in COMMANDS and sys.argv[1] != "tune":  # of a run, it is the least
+            from ajet.schema.errors import EXIT_FAILED
+
+            code = EXIT_FAILED
+    return _ensure_exit(code)
+
+
+class _MayBeFull(FileIO):
+    """Loses what a full disk has no room for."""
+
+    lost = ""
+    """Why something was lost of standard output."""
+
+    def write(self, text: Any, /) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            if self.fileno() == 1:
+                _MayBeFull.lost = str(error.strerror)
+            return len(text)
 
 
 def _mend_streams() -> None:
-    """Streams that were closed (`>&-`) lead nowhere, and what the terminal's encoding lacks is escaped: nothing that is
-    printed ends a run."""
+    """Streams that were closed (`>&-`) lead nowhere, what the terminal's encoding lacks is escaped, and what a full
+    disk doesn't take is lost: nothing that is printed ends a run."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -116,14 +141,24 @@ def _mend_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free descriptor: this one
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = _mended(1, sys.stdout), _mended(2, sys.stderr)
+
+
+def _mended(descriptor: int, stream: TextIO) -> TextIO:
+    return TextIOWrapper(
+        BufferedWriter(_MayBeFull(descriptor, "w", closefd=False)),
+        stream.encoding,
+        "backslashreplace",
+        line_buffering=bool(stream.line_buffering),
+        write_through=isinstance(stream, TextIOWrapper) and stream.write_through,
+    )
 
 
 def _guarded(arguments: list[str]) -> int:
     try:
-        return _dispatch(arguments)
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         from ajet.schema.errors import EXIT_INTERRUPTED
 

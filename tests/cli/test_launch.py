@@ -124,6 +124,16 @@ def test_exit_codes(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("errors", ["", " 2>&1"])
+def test_a_full_disk_below_the_output_ends_no_run(folder: Path, errors: str) -> None:
+    (folder / "program.py").write_text(RUN.replace("main(sys.argv[1:])", "main()"))
+    line = f'exec "{sys.executable}" program.py --conf one.yaml mine.code=7 >/dev/full{errors}'
+    ran = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    said = "" if errors else "warning: what was printed is incomplete: No space left on device\n"
+    assert (ran.returncode, ran.stdout, ran.stderr) == (7, "", said)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_ends_cleanly(folder: Path, number: signal.Signals) -> None:
     process = start("--conf", "one.yaml", "mine.sleep=60")

@@ -173,6 +173,18 @@ def test_closed_streams_are_no_crash(tmp_path: Path, closed: str) -> None:
     assert ran.returncode == 0 and (tmp_path / "first").read_text() == ""
 
 
+def test_output_for_which_the_disk_has_no_room_is_said_so() -> None:
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "ajet", "config", "docs"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ran.returncode == 1 and ran.stderr == "warning: what was printed is incomplete: No space left on device\n"
+
+
 def test_a_folder_that_was_deleted_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     line = f'cd gone && rmdir ../gone && exec "{sys.executable}" -m ajet --conf x.yaml'
