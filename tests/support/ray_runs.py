@@ -222,7 +222,8 @@ def run_that_always_fails(backbone: str, folder: Path, *overrides: str) -> None:
         "        raise KeyError('the answer is missing')\n"
     )
     broken = f"ajet.rollout.user_workflow={folder / 'broken.py'}->Broken"
-    said = run(backbone, folder, "ajet.trainer_common.total_training_steps=8", broken, *overrides, code=2)
+    steps = ("ajet.trainer_common.total_training_steps=8", "ajet.trainer_common.test_freq=-1")
+    said = run(backbone, folder, *steps, broken, *overrides, code=2)
     assert "error: 5 steps in a row had no usable episode. 80 of 80 episodes failed:\n    80 × workflow_error" in said
     assert "warning: workflow_error in episode" in said  # as soon as the first has failed
     log = (folder / "say_vowels" / "run.log").read_text()
