@@ -45,7 +45,7 @@ def test_a_damaged_config_of_a_run_is_named_before_its_weights_are_touched(
     (target / "kept").touch()
     for command in (["chat", str(run)], ["export", "weights", str(run), str(target), "--force"]):
         assert main(command) == 2
-        assert capsys.readouterr().err.startswith(f"error: {run}/config.resolved.yaml is not YAML")
+        assert capsys.readouterr().err.startswith(f"error: {run}/config.resolved.yaml:1: ")
     assert [file.name for file in target.iterdir()] == ["kept"]
 
 
