@@ -285,7 +285,7 @@ class EpisodeThreads:
         self._collect = collect_garbage
         self._collected_at: float | None = None
         self._released: set[EpisodeThread[Any]] = set()
-        self._started = 0
+        self._started = self._running = 0
         self._ending = False
         self.process_state = ProcessState()
         drop_complaints()
@@ -299,15 +299,19 @@ class EpisodeThreads:
                 "ajet.task_runner.wrapper_type: multi-processing, which runs each workflow in a process that can be "
                 f"killed, or find out why they hang. The last one is here:\n{condensed(lost[-1].stack())}"
             )
-        if not self._started:
+        if not self._running:
             self.process_state.note_streams()
         self._started += 1
         thread = EpisodeThread(work, f"ajet-episode-{self._started}")
         thread.start()
+        self._running += 1
         return thread
 
     def release(self, thread: EpisodeThread[Any]) -> None:
         """The episode has ended. If its thread hasn't: cancel it now, interrupt it later, finally count it as lost."""
+        self._running -= 1
+        if not self._running:
+            self.process_state.restore_streams()
         thread.released_at = time.monotonic()
         if not thread.result.done():
             thread.cancel()
@@ -345,7 +349,6 @@ class EpisodeThreads:
                 "workflow threads that can't be interrupted are left behind: %d%s",
                 *(len(alive), at_user_line(alive[-1].stack())),
             )
-        self.process_state.restore_streams()
 
     def _outlived(self) -> list[EpisodeThread[Any]]:
         return [thread for thread in self._released if thread.alive]
@@ -389,7 +392,7 @@ class ProcessState:
         self._warned = False
 
     def note_streams(self) -> None:
-        """Called when the first episode begins: a live display has its own streams in place by then."""
+        """Called when episodes begin and none was running: whatever the streams are then is no workflow's."""
         self._streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
 
     def restore_streams(self) -> None:
@@ -397,6 +400,7 @@ class ProcessState:
         self._warn_of_streams()
         for name, stream in self._streams.items():
             setattr(sys, name, stream)
+        self._streams = {}
 
     def restore(self, name: str) -> list[str]:
         """Put back what has changed. `name`: of the thread whose episode has just ended. Returns what it was."""

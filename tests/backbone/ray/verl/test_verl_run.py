@@ -75,7 +75,7 @@ def test_a_killed_process_is_a_named_error_and_leaves_nothing(tmp_path: Path, vi
     child = start("verl", tmp_path, *asked)
     try:
         experiment = tmp_path / "say_vowels"
-        wait_until(lambda: bool(steps_of(experiment)))
+        wait_until(lambda: any(experiment.glob("checkpoints/**/latest_checkpointed_iteration.txt")))
         pids = processes_named(f"ray::{victim}") or processes_named("ray::WorkerDict")
         os.kill(pids[0], signal.SIGKILL)
         killed = time.monotonic()
