@@ -350,10 +350,20 @@ def words(text: str) -> str:
 
 def preview(episode: Episode) -> str:
     """The first words of the user's first message."""
+    return one_line(_first_question(episode))
+
+
+def query_of(episode: Episode, query: str | None, preview: str) -> str:
+    """What an episode was asked: its task's `query`, unless its own `preview` says otherwise. A service may ask
+    something else in each episode of a task."""
+    return query if query and one_line(query) == preview else _first_question(episode) if query else ""
+
+
+def _first_question(episode: Episode) -> str:
     for call in episode.tree.calls:
         for message in call.new_messages:
             if message.get("role") == "user":
-                return one_line(message_text(message))
+                return message_text(message)
     return ""
 
 

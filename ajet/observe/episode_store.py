@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ajet.observe.episode_codec import Annotation, decode_annotation, decode_episode, words
+from ajet.observe.episode_codec import Annotation, decode_annotation, decode_episode, query_of, words
 from ajet.observe.episode_tables import SOLVED, EpisodeStoreError, open_for_reading, read_task
 from ajet.schema.episode import Episode
 from ajet.schema.errors import EpisodeFormatError, UserError
@@ -131,7 +131,7 @@ class EpisodeStore:
         """One episode with everything known about it."""
         with self._lock:
             row = self._connection.execute(
-                "SELECT step, validation, recorded, body.data AS body, annotation.data AS annotation, query "
+                "SELECT step, validation, recorded, preview, body.data AS body, annotation.data AS annotation, query "
                 "FROM episode JOIN body USING (id) LEFT JOIN annotation USING (id) LEFT JOIN task USING (task_id) "
                 "WHERE episode_id = ?",
                 (episode_id,),
@@ -151,7 +151,7 @@ class EpisodeStore:
             step=row["step"],
             validation=bool(row["validation"]),
             recorded=row["recorded"],
-            query=row["query"] or "",
+            query=query_of(episode, row["query"], row["preview"]),
             annotation=annotation,
         )
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ajet.config.tasks import TraceFilterConfig
-from ajet.observe.episode_codec import decode_episode
+from ajet.observe.episode_codec import decode_episode, query_of
 from ajet.observe.otlp import attributes_of, objects, raw_spans
 from ajet.observe.tracing import read_call
 from ajet.schema.errors import EpisodeFormatError, TaskDataError
@@ -267,10 +267,10 @@ def _otlp_attributes(span: dict[str, Any]) -> dict[str, Any]:
 
 def _episodes(connection: sqlite3.Connection, path: Path, min_reward: float | None) -> Iterator[Exchange]:
     rows = connection.execute(
-        "SELECT episode_id, reward, body.data, query FROM episode JOIN body USING (id) LEFT JOIN task USING (task_id) "
-        "ORDER BY episode.id"
+        "SELECT episode_id, reward, body.data, query, preview FROM episode JOIN body USING (id) "
+        "LEFT JOIN task USING (task_id) ORDER BY episode.id"
     )
-    for episode_id, reward, data, query in rows:
+    for episode_id, reward, data, query, preview in rows:
         if min_reward is not None and (reward is None or reward < min_reward):
             continue
         try:
@@ -279,8 +279,8 @@ def _episodes(connection: sqlite3.Connection, path: Path, min_reward: float | No
             raise TaskDataError(f"{KEY}: {path}: episode {episode_id}: {error}") from None
         replies = [call.reply.get("content") for call in episode.tree.calls]
         said = next((text for text in reversed(replies) if isinstance(text, str) and text.strip()), None)
-        if query and said:
-            yield Exchange(query, said, f"{path.name}, episode {episode_id}")
+        if (asked := query_of(episode, query, preview)) and said:
+            yield Exchange(asked, said, f"{path.name}, episode {episode_id}")
 
 
 MARKED = re.compile(r"####\s*(\S[^\n]*)")

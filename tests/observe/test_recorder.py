@@ -24,6 +24,7 @@ from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.task_statistics import TaskFilter, task_page
 from ajet.schema.episode import ROOT, EnvironmentEvent, EnvironmentRecord, Episode, EpisodeStatus, Failure
 from ajet.schema.task import Task
+from ajet.task_reader.tracing import exchanges
 from support.synthetic_run import Vocabulary, credit_of, math_episode, trainer_logprobs
 
 TESTS = Path(__file__).parents[1]
@@ -203,6 +204,19 @@ def test_a_task_without_a_question_is_shown_by_what_the_agent_was_told(tmp_path:
     rows, _ = EpisodeStore(tmp_path / "episodes.sqlite").page(sort="id", descending=False)
     told, same, asked = (row["preview"] for row in rows)
     assert told == same != "" and told.startswith("A shop sells") and asked == "How many?"
+
+
+def test_episodes_of_one_task_that_were_asked_something_else_keep_their_questions(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite")
+    first, second = (math_episode(Vocabulary(), random.Random(number), task=number) for number in range(2))
+    second.task_id = first.task_id  # as those of a service that names no task
+    recorder.record(first, 1, task=Task(main_query="How many?", task_id=first.task_id))
+    recorder.record(second, 1, task=Task(main_query="What else?", task_id=first.task_id))
+    recorder.close()
+    store = EpisodeStore(tmp_path / "e.sqlite")
+    said = [message["content"] for message in second.tree.calls[0].new_messages if message["role"] == "user"]
+    assert [store.get(one.episode_id).query for one in (first, second)] == ["How many?", said[0]]
+    assert [exchange.query for exchange in exchanges(tmp_path / "e.sqlite")] == ["How many?", said[0]]
 
 
 def test_a_resume_forgets_later_steps(tmp_path: Path) -> None:
