@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet.backbone.metrics import is_success
 from ajet.backbone.ray.credit import (
     LEAF,
     ROWLESS,
@@ -45,7 +46,7 @@ class Row:
     tag: dict[str, Any]
 
 
-def rows_of(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int) -> list[Row]:
+def rows_of(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int, threshold: float = 1.0) -> list[Row]:
     """The rows of one episode."""
     summary = json.dumps(summary_of(episode, samples).to_json())
     rows = []
@@ -63,7 +64,7 @@ def rows_of(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int)
             "uid": uid,
             "session_id": episode.repeat,
             "num_turns": len(episode.tree.calls),
-            "extra_fields": {"reward_extra_info": reward_info(episode)},
+            "extra_fields": {"reward_extra_info": reward_info(episode, threshold)},
         }
         row.tag |= {
             "min_global_steps": int(versions.min()) if len(versions) else step,
@@ -76,10 +77,13 @@ def rows_of(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int)
     return rows
 
 
-def group_rows(group: EpisodeGroup, samples: Sequence[Sequence[Sample]], *, step: int) -> list[Row]:
+def group_rows(
+    group: EpisodeGroup, samples: Sequence[Sequence[Sample]], *, step: int, threshold: float = 1.0
+) -> list[Row]:
     """The rows of a complete group; a blank one if nothing of it can be trained, because its episodes count."""
     pairs = list(zip(group.episodes, samples, strict=True))
-    rows = [row for episode, mine in pairs for row in rows_of(episode, mine, uid=group.group_id, step=step)]
+    about: dict[str, Any] = {"uid": group.group_id, "step": step, "threshold": threshold}
+    rows = [row for episode, mine in pairs for row in rows_of(episode, mine, **about)]
     rows = rows or [stand_in(group.group_id, step=step)]
     rows[0].tag[ROWLESS] = rowless_tag([episode for episode, mine in pairs if not mine])
     return rows
@@ -133,7 +137,7 @@ def _row(
     return Row(key, fields, tag)
 
 
-def validation_row(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int) -> Row:
+def validation_row(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int, threshold: float = 1.0) -> Row:
     """One row that stands for a validation episode: its last sample, with the reward on the last token."""
     import torch
 
@@ -152,18 +156,19 @@ def validation_row(episode: Episode, samples: Sequence[Sample], *, uid: str, ste
             )
         ]
     counted = episode if episode.usable else replace(episode, reward=0.0)
-    row = rows_of(counted, samples[-1:], uid=uid, step=step)[0]
-    row.fields["extra_fields"] = {"reward_extra_info": reward_info(episode)}
+    row = rows_of(counted, samples[-1:], uid=uid, step=step, threshold=threshold)[0]
+    row.fields["extra_fields"] = {"reward_extra_info": reward_info(episode, threshold)}
     scores = torch.zeros(len(row.fields["responses"]), dtype=torch.float32)
     scores[-1] = 0.0 if episode.reward is None else float(episode.reward)
     row.fields["rm_scores"] = scores
     return row
 
 
-def reward_info(episode: Episode) -> dict[str, float]:
-    """What verl averages in a validation. `acc` counts a failed episode as no success."""
+def reward_info(episode: Episode, threshold: float) -> dict[str, float]:
+    """What verl averages in a validation. `acc` counts a failed episode as no success, and `threshold` as the metrics
+    do."""
     return {
-        "acc": float(bool(episode.is_success)),
+        "acc": float(episode.usable and is_success(episode, threshold)),
         "true_reward": 0.0 if episode.reward is None else float(episode.reward),
         "failed": float(not episode.usable),
     }
@@ -209,7 +214,7 @@ def experiences_of(
                 logprobs=torch.from_numpy(sample.logprobs.astype(np.float32)),
                 action_mask=torch.from_numpy(sample.response_mask.astype(np.bool_)),
                 reward=summary.reward,
-                metrics={"reward": summary.reward, "success": float(bool(episode.is_success))},
+                metrics={"reward": summary.reward},
                 info={
                     ROW: f"{uid}_{episode.repeat}_{index}",
                     SUMMARY: facts,

@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from ajet.backbone.metrics import is_success
 from ajet.backbone.ray.engine import ServerEngine, ServerKind
 from ajet.backbone.ray.verl.client import with_versions
 from ajet.config import Config
@@ -77,7 +78,8 @@ class AjetAgentLoop(AgentLoopBase):  # type: ignore[misc]
             log.warning("an episode on %s failed: none of its tokens is trained%s: %s", task.task_id, counts, said)
         settings = TrackerSettings.from_config(self._config)
         step = int(row.get("global_steps") or 0)
-        outputs = outputs_of_episode(episode, settings, scored=self._reward == "ajet", step=step)
+        success = is_success(episode, self._config.ajet.task_judge.success_threshold)
+        outputs = outputs_of_episode(episode, settings, success if self._reward == "ajet" else None, step=step)
         return outputs if "session_id" in row else _best(outputs, episode.ledger.captured)
 
 
@@ -167,14 +169,15 @@ def task_of(row: Mapping[str, Any]) -> Task:
 
 
 def outputs_of_episode(
-    episode: Episode, settings: TrackerSettings, *, scored: bool, step: int = 0
+    episode: Episode, settings: TrackerSettings, success: bool | None, *, step: int = 0
 ) -> list[AgentLoopOutput]:
-    """An episode as verl's rows, one for each branch with sampled tokens; if there is none, one that trains nothing."""
+    """An episode as verl's rows, one for each branch with sampled tokens; if there is none, one that trains nothing.
+    `success`: None if verl's own reward function scores it."""
     samples: list[Sample | None] = [*(episode_samples(episode, settings)[0] if episode.usable else ())]
     reward = (episode.reward if episode.usable else None) or 0.0
     facts: dict[str, Any] = {"turn_scores": [], "tool_rewards": [], "ajet_status": str(episode.status)}
-    if scored:
-        facts["reward_extra_info"] = {"acc": float(bool(episode.is_success))}
+    if success is not None:
+        facts["reward_extra_info"] = {"acc": float(episode.usable and success)}
     outputs = []
     for sample in samples or [None]:
         prompt, response, mask, logprobs = _columns(sample)
@@ -184,7 +187,7 @@ def outputs_of_episode(
                 response_ids=response,
                 response_mask=mask,
                 response_logprobs=logprobs,
-                reward_score=float(reward) if scored else None,
+                reward_score=None if success is None else float(reward),
                 num_turns=2 * len(episode.tree.calls),
                 metrics=AgentLoopMetrics(generate_sequences=episode.timings.get("model", 0.0)),
                 extra_fields={**facts, **_versions(sample, step)},

@@ -46,6 +46,7 @@ class EpisodeWorker:
         self._client = with_versions(llm_client)
         self._kind = ServerKind.of(rollout.name)
         self._runner = GroupRunner(RunPayload.of(config), self._make_engine, workers=int(rollout.agent.num_workers))
+        self._threshold = self._runner.config.ajet.task_judge.success_threshold
         self._groups: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[str] | None = None
         tq.init()
@@ -105,13 +106,14 @@ class EpisodeWorker:
         """Also of a group that is left out: verl would put another in its place, without end if each one fails."""
         if not group.complete:
             return [stand_in(group.group_id, step=step)]
-        return group_rows(group, [self._runner.samples(episode) for episode in group.episodes], step=step)
+        samples = [self._runner.samples(episode) for episode in group.episodes]
+        return group_rows(group, samples, step=step, threshold=self._threshold)
 
     def _validation_rows(self, group: EpisodeGroup, step: int) -> list[Row]:
         rows = []
         for episode in [*group.episodes, *group.failed]:
             samples = self._runner.samples(episode) if episode.usable else []
-            rows.append(validation_row(episode, samples, uid=group.group_id, step=step))
+            rows.append(validation_row(episode, samples, uid=group.group_id, step=step, threshold=self._threshold))
         return rows
 
     def _make_engine(self, config: Config) -> ServerEngine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -223,3 +224,7 @@ def test_a_failed_validation_episode_counts_as_no_success() -> None:
     good = validation_row(episode, samples_of(episode), uid="u", step=1)
     assert float(good.fields["rm_scores"].sum()) == pytest.approx(episode.reward)
     assert good.fields["extra_fields"]["reward_extra_info"]["acc"] == 1.0
+    paid = replace(episode, reward=0.8, is_success=None)
+    for threshold, acc in ((0.5, 1.0), (0.9, 0.0)):  # a workflow that returns a reward alone
+        row = validation_row(paid, samples_of(paid), uid="u", step=1, threshold=threshold)
+        assert row.fields["extra_fields"]["reward_extra_info"]["acc"] == acc
