@@ -299,7 +299,7 @@ async def _rollout(
     arguments: Namespace, agent: Agent, tasks: list[Task], judge: Judge, sandbox: SandboxSettings | None
 ) -> int:
     from ajet.agents.batch import Batch, Prices, demonstrations, run_batch
-    from ajet.task_runner.threads import ProcessState
+    from ajet.task_runner.thread_control import ProcessState
 
     arguments.out.mkdir(parents=True, exist_ok=True)
     counts = EpisodeCounts(total=len(tasks) * arguments.n)

@@ -1,4 +1,5 @@
 """Threads that run user code: called without a loop (`call_off_loop`), ended cleanly, and interrupted (`raise_in`).
+`ProcessState` puts back what all threads of a process share and a workflow changed.
 
 `call_off_loop(function)` calls blocking user code from a coroutine, in its own thread, while no event loop is running
 there. So code that starts a loop itself works: `asyncio.run`, `Runner.run_sync`, `agent.run_sync`. The coroutine must
@@ -23,6 +24,8 @@ import asyncio
 import contextvars
 import ctypes
 import logging
+import os
+import socket
 import sys
 import threading
 import time
@@ -326,3 +329,80 @@ def _is_delicate(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+ISOLATION = "ajet.task_runner.wrapper_type: multi-processing gives each workflow a process of its own"
+
+
+class ProcessState:
+    """A process's state at the time this object was created."""
+
+    def __init__(self) -> None:
+        self._folder = _working_folder()
+        self._timeout = socket.getdefaulttimeout()
+        self._recursion = sys.getrecursionlimit()
+        self._disabled = logging.root.manager.disable
+        self._streams: dict[str, Any] = {}
+        self._warned = False
+
+    def note_streams(self) -> None:
+        """Called when episodes begin and none was running: whatever the streams are then is no workflow's."""
+        self._streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+
+    def restore_streams(self) -> None:
+        """Put back the streams that a workflow replaced: no other captures any more what its own code prints."""
+        self._warn_of_streams()
+        for name, stream in self._streams.items():
+            setattr(sys, name, stream)
+        self._streams = {}
+
+    def restore(self, name: str) -> list[str]:
+        """Put back what has changed. `name`: of the thread whose episode has just ended. Returns what it was."""
+        changed = []
+        if (folder := _working_folder()) != self._folder and self._folder is not None:
+            os.chdir(self._folder)
+            changed.append(f"the working directory (to {folder or 'one that is gone'})")
+        for stream, descriptor in (("stdout", 1), ("stderr", 2)):
+            if getattr(getattr(sys, stream), "closed", False):
+                ours = self._streams.get(stream)
+                if ours is None or ours.closed:
+                    ours = open(descriptor, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+                setattr(sys, stream, ours)
+                self._streams[stream] = ours
+                changed.append(f"sys.{stream} (closed)")
+        if (timeout := socket.getdefaulttimeout()) != self._timeout:
+            socket.setdefaulttimeout(self._timeout)
+            changed.append(f"the sockets' default timeout (to {timeout})")
+        if (limit := sys.getrecursionlimit()) < self._recursion:
+            sys.setrecursionlimit(self._recursion)
+            changed.append(f"the recursion limit (to {limit})")
+        if (level := logging.root.manager.disable) > self._disabled:
+            logging.disable(self._disabled)
+            changed.append(f"logging (disabled up to level {level})")
+        if changed:
+            log.warning(
+                "a workflow changed what all episodes of this process share: %s. It is put back. It was %s, or one "
+                "beside it; %s",
+                ", ".join(changed),
+                name,
+                ISOLATION,
+            )
+        self._warn_of_streams()
+        return changed
+
+    def _warn_of_streams(self) -> None:
+        replaced = [f"sys.{name}" for name, stream in self._streams.items() if getattr(sys, name) is not stream]
+        if replaced and not self._warned:
+            self._warned = True
+            log.warning(
+                "user code has replaced %s, as `redirect_stdout` does. All episodes of this process share it, so one "
+                "may read what another printed; %s",
+                *(" and ".join(replaced), ISOLATION),
+            )
+
+
+def _working_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was deleted
+        return None
