@@ -27,7 +27,7 @@ from ajet.agents.tools.tool import (
     ToolSetupError,
     describe_error,
 )
-from ajet.schema.errors import MissingDependencyError
+from ajet.schema.errors import EnvironmentFault, MissingDependencyError
 from ajet.schema.install import install_command
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class McpServer:
             if name not in names:
                 raise ToolSetupError(f"mcp: {self.place} has no tool {name!r}; it has {', '.join(names)}")
         return [
-            McpTool(tool, session, self._prefix, self._timeout)
+            McpTool(tool, session, self.place, self._prefix, self._timeout)
             for tool in listed
             if self._tools is None or tool.name in self._tools
         ]
@@ -203,16 +203,22 @@ class _Connection:
 class McpTool(StatelessTool):
     """One tool of a server."""
 
-    def __init__(self, tool: Any, session: Any, prefix: str, timeout: float) -> None:
+    def __init__(self, tool: Any, session: Any, place: str, prefix: str, timeout: float) -> None:
         self.name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix + tool.name)[:64]
         self.description = tool.description or tool.name
         self.parameters = {"type": "object", "properties": {}, **tool.inputSchema}
         self._remote = tool.name
         self._session = session
+        self._place = place
         self._limit = timedelta(seconds=timeout)
 
     async def run(self, arguments: Arguments, context: ToolContext) -> ToolResult:
-        answer = await self._session.call_tool(self._remote, arguments, read_timeout_seconds=self._limit)
+        try:
+            answer = await self._session.call_tool(self._remote, arguments, read_timeout_seconds=self._limit)
+        except Exception as error:
+            if type(error).__name__ == "ClosedResourceError" or str(error) == "Connection closed":
+                raise EnvironmentFault(f"mcp: {self._place} ended before the episode did") from error
+            raise
         texts = [_shown(part) for part in answer.content]
         return ToolResult("\n".join(texts) or "done", not answer.isError, answer.structuredContent)
 

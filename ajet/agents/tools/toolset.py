@@ -6,8 +6,8 @@
 
 `call` never raises for what a model or a tool does wrong: a name that doesn't exist, arguments that aren't JSON or
 don't fit the schema, an exception, a call that never ends, endless output. The result says what was wrong and what to
-do. Only a sandbox that itself died (`SandboxError`) or an environment (`EnvironmentFault`) is raised: no message to
-the model helps there.
+do. Only a sandbox that itself died (`SandboxError`), an environment or an MCP server (`EnvironmentFault`) is raised: no
+message to the model helps there.
 """
 
 from __future__ import annotations
