@@ -27,7 +27,7 @@ from ajet.agents.tools.tool import (
     ToolSetupError,
     describe_error,
 )
-from ajet.schema.errors import EnvironmentFault, MissingDependencyError
+from ajet.schema.errors import EnvironmentUnavailableError, MissingDependencyError
 from ajet.schema.install import install_command
 
 log = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ class McpTool(StatelessTool):
             answer = await self._session.call_tool(self._remote, arguments, read_timeout_seconds=self._limit)
         except Exception as error:
             if type(error).__name__ == "ClosedResourceError" or str(error) == "Connection closed":
-                raise EnvironmentFault(f"mcp: {self._place} ended before the episode did") from error
+                raise EnvironmentUnavailableError(f"mcp: {self._place} ended before the episode did") from error
             raise
         texts = [_shown(part) for part in answer.content]
         return ToolResult("\n".join(texts) or "done", not answer.isError, answer.structuredContent)

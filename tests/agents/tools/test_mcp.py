@@ -19,7 +19,7 @@ import pytest
 
 from ajet.agents.tools import ToolResult, Toolset, ToolSetupError, make_tools
 from ajet.agents.tools.mcp import McpServer
-from ajet.schema.errors import EnvironmentFault
+from ajet.schema.errors import EnvironmentUnavailableError
 
 pytest.importorskip("mcp")
 PYTHON = sys.executable
@@ -98,7 +98,7 @@ def test_a_server_that_is_gone_is_no_fault_of_the_models(server: Path) -> None:
     async def main() -> None:
         async with Toolset(make_tools([{"mcp": {"command": [PYTHON, str(server), "stdio"]}}])) as toolset:
             for name, arguments in (("leave", {}), ("double", {"x": 4})):
-                with pytest.raises(EnvironmentFault, match="server.py stdio ended before the episode did"):
+                with pytest.raises(EnvironmentUnavailableError, match=r"server\.py stdio ended before the episode did"):
                     await toolset.call(name, arguments)
 
     asyncio.run(main())
