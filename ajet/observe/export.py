@@ -94,8 +94,8 @@ def _trace_record(one: RecordedEpisode) -> dict[str, Any]:
 
 
 def sft_records(recorded: Iterator[RecordedEpisode]) -> Iterator[dict[str, Any]]:
-    """The conversations of usable episodes, each up to its last reply. A reply that another one replaced, or that was
-    masked, is no example."""
+    """The conversations of usable episodes, each up to its last reply. A reply that another one replaced, that was
+    masked, or that was cut, is no example."""
     for one in recorded:
         tree = one.episode.tree
         if not one.episode.usable:
@@ -103,7 +103,7 @@ def sft_records(recorded: Iterator[RecordedEpisode]) -> Iterator[dict[str, Any]]
         extended = {call.extends for call in tree.calls if call.run != ROOT}
         for index, call in enumerate(tree.calls):
             shown = call.run != ROOT and call.trainable and call.drop not in ("abandoned", "failure_reward")
-            if shown and index not in extended:
+            if shown and index not in extended and call.finish_reason != "length":
                 record: dict[str, Any] = {"messages": conversation(tree, index)}
                 if call.tools != ROOT:
                     record["tools"] = tree.toolsets[call.tools]

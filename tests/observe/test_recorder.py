@@ -298,7 +298,7 @@ def test_a_call_without_a_reply_costs_no_demonstration(tmp_path: Path) -> None:
     assert before and list(sft_records(store.all())) == before
 
 
-def test_a_reply_that_another_one_replaced_is_no_demonstration(tmp_path: Path) -> None:
+def test_a_reply_that_another_one_replaced_or_that_was_cut_is_no_demonstration(tmp_path: Path) -> None:
     (episode,) = episodes(1)
     episode.reward = 1.0
     episode.agent_rewards = {call.agent: -0.5 for call in episode.tree.calls}
@@ -315,6 +315,8 @@ def test_a_reply_that_another_one_replaced_is_no_demonstration(tmp_path: Path) -
     for dropped in ("abandoned", "failure_reward"):
         answered[-1].drop = dropped  # type: ignore[assignment]
         assert len(shown()) == len(before) - 1
+    answered[-1].drop, answered[-1].finish_reason = None, "length"
+    assert len(shown()) == len(before) - 1
     recorder.close()
 
 
