@@ -167,7 +167,7 @@ def abandoned(records: Sequence[CallRecord], output: str | None = None) -> list[
     groups: dict[tuple[int, str], list[CallRecord]] = defaultdict(list)
     for record in records:
         if record.reply is not None and record.call.drop is None:
-            groups[(id(record.turn), record.call.agent)].append(record)
+            groups[(id(record.prompt), record.call.agent)].append(record)
     draws = [draw for group in groups.values() if len(group) > 1 for draw in _draws(group, records)]
     return [loser for draw in draws for loser in _losers(draw, records, output)]
 

@@ -287,6 +287,13 @@ def test_other_agents_single_replies_and_own_rewards_are_never_abandoned() -> No
     assert drops(drive) == [None] * 4
 
 
+def test_the_same_messages_with_other_tools_or_template_arguments_are_no_retry() -> None:
+    drive = Drive("qwen3")
+    for differing in ({"tools": [SEARCH]}, {"kwargs": {"enable_thinking": False}}, {}):
+        drive.ask([user("Go.")], said("Good."), **differing)
+    assert drops(drive) == [None, None, None]
+
+
 def test_abandoned_calls_can_be_trained() -> None:
     drive = Drive(settings=replace(WIDE, abandoned_calls="train"))
     retry(drive)
