@@ -133,8 +133,7 @@ class ContextTracker:
         if self.settings.detect_forks and prompt.added:
             fork = prompt.fork
             if fork is None and (prompt.parent is None or prompt.parent.ids is None):  # else it goes on from a tip
-                mine = [record for record in self._records if record.call.agent == agent]
-                fork = changed_message(mine, walk.turn, walk.known)
+                fork = changed_message([r for r in self._records if r.call.agent == agent], walk.turn, walk.known)
         replied = 0 if prompt.parent is None or prompt.parent.reply_turn is None else prompt.parent.reply_turn.depth
         new = [turn.resolved() for turn in walk.turn.since(replied)]
         return self._record(request, prompt, fork, new, target, sampling, trainable, choice)
@@ -158,7 +157,11 @@ class ContextTracker:
         origin, parent = next((end for end in ends if self._begins(ids, end[0])), (self._growth.root, None))
         added = ids[origin.end :].tolist()
         message = {"role": "user", "content": prompt.text_from(origin.end)}
-        turn = Turn(message, None, 1)  # outside the tree of messages: no chat request continues it
+        before = (parent and parent.reply_turn) or self._conversations.root
+        before.seen = self._conversations.serial = self._conversations.serial + 1
+        end, _ = self._growth.add_context(origin, added)
+        asked = (record.turn for record in self._records if record.prompt is end and not record.shape)
+        turn = next(asked, Turn(message, before, before.depth + 1))  # no chat request continues it: nothing leads to it
         request = PromptRequest(agent, turn, (), ROOT, {}, "", 0)
         whole = Prompt(ids.tolist(), parent, origin, added, (), None, Audit("", 1))
         return self._record(request, whole, None, [message], target, sampling, trainable, choice)
@@ -182,8 +185,7 @@ class ContextTracker:
         if parent is not None:
             parent.ids = None
         self._clock += 1
-        is_step = choice == 0
-        self._steps[request.agent] += is_step
+        self._steps[request.agent] += choice == 0
         call = Call(
             name=f"{self.settings.call_prefix}-{len(self._records)}",
             agent=request.agent,
@@ -209,7 +211,7 @@ class ContextTracker:
             prompt.audit,
             ids,
             self._clock,
-            is_step,
+            choice == 0,
             request.restated,
         )
         request.turn.prompts.append(record)
@@ -219,9 +221,8 @@ class ContextTracker:
 
     def _begins(self, ids: IntArray, reply: Node) -> bool:
         """Whether these tokens begin with everything up to the end of a reply."""
-        if reply.end > len(ids) or not np.array_equal(ids[reply.start : reply.end], reply.ids):
-            return False
-        return bool(np.array_equal(self._growth.path_ids(reply), ids[: reply.end]))
+        said = np.array_equal(ids[reply.start : reply.end], reply.ids)  # quickly told
+        return said and np.array_equal(self._growth.path_ids(reply), ids[: reply.end])
 
     def commit(
         self,
@@ -308,8 +309,7 @@ class ContextTracker:
     @property
     def outcomes(self) -> set[Outcome]:
         """What the model has done so far that may cut the episode short."""
-        last = self._last_call
-        cut = last is not None and last.finish_reason == "length"
+        cut = (last := self._last_call) is not None and last.finish_reason == "length"
         return self._outcomes | ({Outcome.LENGTH} if cut else set())
 
     @property

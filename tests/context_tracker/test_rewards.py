@@ -294,6 +294,23 @@ def test_the_same_messages_with_other_tools_or_template_arguments_are_no_retry()
     assert drops(drive) == [None, None, None]
 
 
+def test_prompts_of_token_ids_are_retried_built_upon_and_run_again_like_those_of_messages() -> None:
+    drive = Drive()
+
+    def ask(prompt: list[int], text: str) -> list[int]:
+        call = drive.tracker.begin_tokens("agent", "target", drive.renderer.read_tokens(prompt), Sampling())
+        drive.commit(call, said(text))
+        return [*prompt, *drive.seen[call.call_id][1]]
+
+    ask([7, 8], "Bad.")
+    ask([*ask([7, 8], "Good."), 9], "Done.")
+    ask([7, 8], "A second run.")
+    ask([*ask([7, 8], "First."), 9], "The winner is the first.")
+    ask([7, 8], "Not used.")
+    assert drops(drive) == ["abandoned", None, None, "abandoned", None, None, None]
+    assert_faithful(drive, drive.tracker.tree)
+
+
 def test_abandoned_calls_can_be_trained() -> None:
     drive = Drive(settings=replace(WIDE, abandoned_calls="train"))
     retry(drive)
