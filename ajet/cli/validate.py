@@ -145,10 +145,14 @@ class Loaded(NamedTuple):
 def load(config: Config) -> Loaded:
     """Import the user's classes and read the tasks, as a run would."""
     from ajet.backbone.checks import check_formulas, has_workflow
+    from ajet.observe.metrics import tracker_class
     from ajet.task_judge.base_judge import load_judge
     from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
     from ajet.task_runner.environments import find_environment, find_sandbox, load_workflow
 
+    for name in config.ajet.trainer_common.logger if config.ajet.backbone != "debug" else ():
+        if "->" in name:
+            tracker_class(name, config)
     workflow = load_workflow(config, config.base_dirs) if has_workflow(config) else None
     judge = load_judge(config, config.base_dirs)
     environment = find_environment(config, config.base_dirs)

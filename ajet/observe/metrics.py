@@ -23,7 +23,6 @@ from typing import Any, Protocol, cast
 from ajet.config.kinds import TRACKERS, load
 from ajet.observe.logs import Masker
 from ajet.observe.run_files import LineFile, open_text, whole_record
-from ajet.schema.errors import ConfigError
 from ajet.schema.user_code import import_class
 
 logger = logging.getLogger(__name__)
@@ -282,15 +281,15 @@ def make_tracker(name: str, config: Any, folder: Path, masker: Masker) -> Metric
         folder=folder,
         config=masker.value(config.model_dump(mode="json")),
     )
-    key = "ajet.trainer_common.logger"
-    if "->" in name:
-        factory: Callable[[RunInfo], MetricsSink] = cast(Any, import_class(name, object, key=key))
-    elif name in TRACKERS:
-        factory = load(TRACKERS, name)
-    else:
-        known = ", ".join(["console", "file", *TRACKERS])
-        raise ConfigError(f"{key}: unknown tracker {name!r}. Known: {known}, or your own as 'path.py->MySink'.")
+    factory = tracker_class(name, config)
     return BackgroundSink(name, lambda: factory(run), masker)
+
+
+def tracker_class(name: str, config: Any) -> Callable[[RunInfo], MetricsSink]:
+    """What makes the tracker of that name. Raises a `UserError` if it is the user's class and can't be imported."""
+    if "->" not in name:
+        return cast(Any, load(TRACKERS, name))
+    return cast(Any, import_class(name, object, key="ajet.trainer_common.logger", base_dirs=config.base_dirs))
 
 
 def missing_trackers(config: Any) -> dict[str, str]:

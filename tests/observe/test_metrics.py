@@ -17,7 +17,6 @@ from ajet.observe.metrics import (
     make_tracker,
     missing_trackers,
 )
-from ajet.schema.errors import ConfigError
 from ajet.schema.printable import is_secret, is_secret_key
 from support.waiting import wait_until
 
@@ -132,11 +131,6 @@ def test_a_sink_of_ones_own(tmp_path: Path) -> None:
     sink.log(3, {"reward/mean": 0.5})
     sink.close()
     assert (tmp_path / "mine.txt").read_text() == "3 {'reward/mean': 0.5}\n"
-
-
-def test_an_unknown_tracker_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unknown tracker 'wandbb'.*wandb"):
-        make_tracker("wandbb", Config(), tmp_path, Masker())
 
 
 def test_a_tracker_without_its_package_is_left_out_with_a_warning(
