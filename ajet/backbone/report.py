@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import shutil
 import sqlite3
 from collections import Counter
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.metrics import by_group, episode_metrics, is_success, try_counts, usable
+from ajet.backbone.plan import validation_repeats
 from ajet.context_tracker import describe_reasons, top_reasons
 from ajet.gateway.chat import validation_temperature
 from ajet.observe.episode_codec import conversation, last_calls, message_text
@@ -25,7 +27,7 @@ from ajet.observe.experiment import typed
 from ajet.observe.metrics import read_metrics
 from ajet.observe.progress_state import FailureTally, cost_texts
 from ajet.observe.running_total import RunningTotal
-from ajet.schema.episode import Episode, EpisodeGroup
+from ajet.schema.episode import CallTree, Episode, EpisodeGroup, EpisodeStatus, Ledger
 from ajet.schema.errors import ConfigError
 from ajet.schema.install import clone_in_use
 from ajet.schema.printable import printable
@@ -326,6 +328,8 @@ def validation_metrics(groups: Sequence[EpisodeGroup], threshold: float) -> dict
 
 
 PLACE = "ajet.trainer_common.early_stop"
+OF_EPISODES = re.compile("val/(reward|tag|user|time|episode|status|outcome|failure|masked|dropped|fork)/")
+"""How metrics begin of which only a validation's episodes tell whether there are any."""
 
 
 @dataclass(slots=True)
@@ -351,7 +355,7 @@ class EarlyStop:
 
     @classmethod
     def from_config(cls, config: Config, validation_tasks: int) -> EarlyStop:
-        """Raises if it needs validations and there is nothing to validate on."""
+        """Raises if it needs validations and there is nothing to validate on, or if no validation has its metric."""
         given = config.ajet.trainer_common.early_stop
         asked = next((name for name in ("target", "patience") if given[name] is not None), None)
         if asked is not None and not validation_tasks:
@@ -359,7 +363,11 @@ class EarlyStop:
                 f"{PLACE}.{asked} looks at validations, and there are no validation tasks: give ajet.task_reader "
                 "validation tasks, or leave early_stop out"
             )
-        return cls(given.metric, patience=given.patience, min_delta=given.min_delta, target=given.target)
+        stop = cls(given.metric, patience=given.patience, min_delta=given.min_delta, target=given.target)
+        if asked is not None and not OF_EPISODES.match(given.metric):
+            example = Episode("", "", EpisodeStatus.COMPLETED, CallTree(), Ledger(), reward=0.0)
+            stop._value(validation_metrics([EpisodeGroup("", "", [example] * validation_repeats(config))], 1.0))
+        return stop
 
     @property
     def active(self) -> bool:
@@ -369,17 +377,20 @@ class EarlyStop:
         """Take in a validation. One without a score, because all of its episodes failed, says nothing."""
         if not self.active or "val/success" not in metrics:
             return
-        value = metrics.get(self.metric)
-        if value is None:
-            near = get_close_matches(self.metric, metrics, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(metrics))}"
-            raise ConfigError(f"{PLACE}.metric: a validation has no metric {self.metric!r}; {hint}")
+        value = self._value(metrics)
         mine = self._measured
         mine.latest = value
         if mine.best is None or value > mine.best + self.min_delta:
             mine.best, mine.best_step, mine.since = value, step, 0
         else:
             mine.since += 1
+
+    def _value(self, metrics: Mapping[str, float]) -> float:
+        if self.metric in metrics:
+            return metrics[self.metric]
+        near = get_close_matches(self.metric, metrics, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(metrics))}"
+        raise ConfigError(f"{PLACE}.metric: a validation has no metric {self.metric!r}; {hint}")
 
     @property
     def reason(self) -> str | None:

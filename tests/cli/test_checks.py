@@ -107,6 +107,25 @@ class Exact(BaseJudge):
 """
 
 
+def test_a_sink_that_is_not_there(project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    (project / "sink.py").write_text("class Mine: ...")
+    for named, said in (("sinc.py->Mine", "did you mean 'sink.py'"), ("sink.py->Mein", "did you mean 'Mine'")):
+        code, _, error = validated(capsys, f"trainer_common.logger={named}")
+        assert code == 2 and "trainer_common.logger" in error and said in error
+    (project / "above").mkdir()
+    monkeypatch.chdir(project / "above")
+    assert main(["validate", "../my-agent.yaml", "trainer_common.logger=sink.py->Mine"]) == 0, "beside the YAML"
+
+
+def test_an_early_stop_that_no_validation_knows(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stop = "trainer_common.early_stop.target=1", "trainer_common.val_pass_n=4"
+    metric = "trainer_common.early_stop.metric=val/{}"
+    for name in ("success", "success/pass@4", "all_pass@2", "return/min", "user/mine", "reward/part"):
+        assert validated(capsys, *stop, metric.format(name))[0] == 0
+    code, _, error = validated(capsys, *stop, metric.format("sucess"))
+    assert code == 2 and "a validation has no metric 'val/sucess'; did you mean val/success" in error
+
+
 def test_a_judge_that_reads_what_the_workflow_does_not_give(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "judge.py").write_text(JUDGE)
     own = "task_judge.judge_protocol=judge.py->Exact"

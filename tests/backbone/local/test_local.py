@@ -337,8 +337,8 @@ def test_a_run_that_stopped_early_says_so_and_goes_on_if_it_may(tmp_path: Path) 
 
 
 def test_an_early_stop_without_its_metric_is_an_error_that_keeps_the_steps_so_far(tmp_path: Path) -> None:
-    early = {f"{EARLY}.target": 0.5, f"{EARLY}.metric": "val/rewards/mean", "trainer_common.save_freq": 0}
-    with pytest.raises(UserError, match=r"early_stop\.metric.*'val/rewards/mean'; did you mean val/re"):
+    early = {f"{EARLY}.target": 0.5, f"{EARLY}.metric": "val/reward/maen", "trainer_common.save_freq": 0}
+    with pytest.raises(UserError, match=r"early_stop\.metric.*'val/reward/maen'; did you mean val/re"):
         train(tmp_path, **early)
     assert (tmp_path / "runs" / "job" / "checkpoints" / "step_2" / "COMPLETE").is_file()
     config = load_config(config_file(tmp_path)[0], [f"{EARLY}.target=1"], backbone="local")
