@@ -200,9 +200,15 @@ def read_json(text: str, schema: dict[str, Any]) -> Any:
     Reasoning in `<think>` tags, fences and words around the value are allowed, and so are line breaks and LaTeX's
     backslashes within a text, as models write them; of several values, the last that fits.
     """
+    try:
+        return _last_that_fits(json_values(THINKING.sub("", text)), schema)
+    except RecursionError:
+        raise WrongAnswer("its brackets nest too deeply") from None
+
+
+def _last_that_fits(found: list[Any], schema: dict[str, Any]) -> Any:
     import jsonschema
 
-    found = list(json_values(THINKING.sub("", text)))
     if not found:
         raise WrongAnswer("it holds no JSON value")
     validator = jsonschema.Draft202012Validator(schema)
@@ -216,18 +222,21 @@ def read_json(text: str, schema: dict[str, Any]) -> Any:
 
 
 def json_values(text: str) -> list[Any]:
-    """The outermost JSON objects and lists in a text, in order."""
+    """The outermost JSON objects and lists in a text, in order. Those before a stray `}` are left out: they stand in a
+    damaged object, such as a judge's that quotes `{"score": 10}` without escaping it."""
     decoder = json.JSONDecoder(parse_constant=_refuse_constant, strict=False)
     text = STRAY.sub(lambda found: found[0] if found[1] else r"\\", text)
     values: list[Any] = []
-    position = 0
+    position = end = 0
     while start := START.search(text, position):
         try:
             value, position = decoder.raw_decode(text, start.start())
-            values.append(value)
-        except (ValueError, RecursionError):
+        except ValueError:
             position = start.end()
-    return values
+            continue
+        values = [value] if "}" in text[end : start.start()] else [*values, value]
+        end = position
+    return [] if "}" in text[end:] else values
 
 
 def _refuse_constant(name: str) -> Any:

@@ -49,6 +49,7 @@ def score(text: str) -> Any:
         'not opened {"score": 2}</think>{"score": 7}',
         '{"draft": 3} and then {"score": 7, "reason": "a {brace}"}',
         'broken {"score": then {"score": 7}',
+        'in the form {"reason": "…", "score": a number}: {"score": 7}',
         '<thinking>{"score": 1}</thinking> {"score": 7}',
         '{"reason": "two\nlines", "score": 7}',
         r'{"reason": "\(x\) is \sqrt{2}, \underline{no}", "score": 7}',
@@ -67,7 +68,9 @@ def test_the_value_is_found_in_what_models_write(text: str) -> None:
         ('{"score": "7"}', "score: '7' is not of type 'number'"),
         ('{"score": NaN}', "no JSON value"),
         ("{}", "'score' is a required property"),
-        ("[" * 5000, "no JSON value"),
+        ("[" * 100_000, "nest too deeply"),
+        ('{"reason": "it says "{"score": 10}", so", "score": 0}', "no JSON value"),
+        ('{"reason": "it says "{"score": 10}" {", "score": 0} [1]', "not of type 'object'"),
         ('<think>either {"score": 1} or {"score": 9}, hm', "no JSON value"),
     ],
 )
