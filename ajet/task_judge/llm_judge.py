@@ -30,7 +30,8 @@ from ajet.task_judge.helper_answers import read_json
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*(?:\.[\w-]+)?)\}")
 NAMES = ("query", "answer", "reference", "conversation", "environment")
 OPEN = ("task.", "output.")
-CLOSING = re.compile(r"</(?=(?:query|answer|reference|conversation|environment)\b)", re.IGNORECASE)
+TAG = re.compile(r"<(?=/?(?:query|answer|reference|conversation|environment|rubrics)\b)", re.IGNORECASE)
+"""What an answer could end its part of the prompt with, or begin another's."""
 
 
 class Template:
@@ -83,7 +84,7 @@ def episode_values(
             values[name] = as_text(_field(task.metadata, field, "the task's metadata", "prompt"))
         elif group == "output" and field:
             values[name] = as_text(_field(output.metadata, field, "the output's metadata", "prompt"))
-    return {name: CLOSING.sub("<\\/", value) for name, value in values.items()}
+    return {name: TAG.sub(r"<\\", value) for name, value in values.items()}
 
 
 def answer_of(judged: JudgedEpisode, field: str) -> str:
@@ -93,11 +94,11 @@ def answer_of(judged: JudgedEpisode, field: str) -> str:
 
 
 def conversation(judged: JudgedEpisode) -> str:
-    """All calls of an episode, as text."""
+    """All calls of an episode, as text. Only what we write begins a line: a reply can't write another's turn."""
     lines: list[str] = []
     for call in judged.calls:
         for message in (*call.messages, {**call.reply, "role": f"assistant ({call.agent})"}):
-            said = plain_text(message.get("content"))
+            said = plain_text(message.get("content")).strip().replace("\n", "\n  ")
             for tool_call in message.get("tool_calls") or []:
                 said += f"\n[calls {json.dumps(tool_call.get('function', tool_call), ensure_ascii=False)}]"
             lines.append(f"{message.get('role', 'assistant')}: {said.strip()}")
