@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -476,3 +477,9 @@ def test_the_frame_of_command() -> None:
     for tools in (TOOLS, []):
         message = FAMILIES["command"].parse(text, tools).message
         assert (message["content"], message["reasoning_content"]) == ("It is 4.", "Hm.")
+
+
+def test_a_run_of_spaces_keeps_no_parser_busy() -> None:
+    began = time.process_time()
+    reply = FAMILIES["harmony"].parse("<|channel|>commentary to=functions.search" + " " * 2000, TOOLS)
+    assert reply.malformed and time.process_time() - began < 5
