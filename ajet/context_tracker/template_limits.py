@@ -89,6 +89,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, finalize=_written, **options)
+        del self.globals["lipsum"]  # makes any length of text in one call
         self.filters = _Filters(self.filters)
         self.filters["ajet_rounds"] = _Rounds
         self.filters["ajet_part"] = _part

@@ -83,6 +83,7 @@ def test_other_templates_render_as_before() -> None:
     [
         ("{{ 'a' * 10**10 }}", "more than 33,554,432 elements"),
         ("{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "calls itself without end"),
+        ("{{ lipsum(n=10**6) }}", "'lipsum' is undefined"),
     ],
 )
 def test_a_model_s_template_is_limited(source: str, says: str) -> None:
