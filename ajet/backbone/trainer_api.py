@@ -25,7 +25,7 @@ from ajet.config.keys import TRAINER_NAMES
 from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.schema.resources import PromptTemplate, PromptTemplateError
 from ajet.schema.task import Task
-from ajet.schema.user_code import ARROW, PROGRAM, importing, publish
+from ajet.schema.user_code import ARROW, PROGRAM, forget_files, importing, publish, stands_for
 from ajet.task_runner.workflow import RECORD_KEY, RolloutFunction, Workflow
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ class Trainer:
                 '    put the call under `if __name__ == "__main__":`'
             )
         keys = {**self._keys, **{key: value for key, value in (more or {}).items() if value is not None}}
+        forget_files()
         keys["rollout.user_workflow"] = _named(agent)
         if train_dataset is not None:
             keys |= self._file_of(train_dataset, "training", "train_dataset")
@@ -320,8 +321,9 @@ def _importable(symbol: Any) -> str | None:
     """`file.py->name` for a symbol of an imported file. A program's own symbols (`__main__`) are used as they are."""
     module, name = sys.modules.get(symbol.__module__), symbol.__qualname__
     file = getattr(module, "__file__", None)
-    if symbol.__module__ == "__main__" or file is None or getattr(module, name, None) is not symbol:
+    if module is None or symbol.__module__ == "__main__" or file is None or getattr(module, name, None) is not symbol:
         return None
+    stands_for(Path(file).resolve(), module)
     return f"{Path(file).resolve()}{ARROW}{name}"
 
 

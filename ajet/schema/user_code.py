@@ -211,10 +211,25 @@ PACKAGE = "ajet_user_"
 OUTSIDE_FOLDER = "attempted relative import beyond top-level package"
 
 
+def _unique_name(file: Path) -> str:
+    return f"{PACKAGE}{hashlib.sha256(os.fsencode(file.parent)).hexdigest()[:12]}.{file.stem.replace('.', '_')}"
+
+
+def forget_files() -> None:
+    """A program may run for days: its next run imports the files that it names as they are by then."""
+    for name in [name for name in list(sys.modules) if name.startswith(PACKAGE) and "." in name]:
+        sys.modules.pop(name, None)
+
+
+def stands_for(file: Path, module: ModuleType) -> None:
+    """Let `file` name the module that the program has imported from it, with what the program has set there."""
+    sys.modules[_unique_name(file)] = module
+
+
 def _load_file(file: Path) -> ModuleType:
     """Import a file under a unique name."""
-    package = PACKAGE + hashlib.sha256(os.fsencode(file.parent)).hexdigest()[:12]
-    name = f"{package}.{file.stem.replace('.', '_')}"
+    name = _unique_name(file)
+    package = name.partition(".")[0]
     with _files.import_of(name) as known:
         if known is not None:
             return known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from ajet import Task, Trainer, rollout
 from ajet.backbone.trainer_api import FinishedRun, RunFailedError, _rows
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.resources import read_prompts
+from ajet.schema.user_code import load_symbol
 
 SMALL = {
     "data": {"max_prompt_length": 128, "max_response_length": 64},
@@ -190,6 +192,24 @@ def test_texts_are_what_they_are_in_python(tmp_path: Path) -> None:
 def test_what_only_the_program_holds_does_not_run_elsewhere(keys: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"other processes\n    put the agent into a file"):
         config_of(Trainer(keys, exp_dir=tmp_path), agent=lambda task: 1.0)
+
+
+def test_what_a_program_imported_is_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a second copy of the module, which would be without what the program, or `%autoreload`, has set there."""
+    folder = tmp_path / "its_package"
+    folder.mkdir()
+    (folder / "other.py").write_text("LEVEL = 0.5\n")
+    file = folder / "agent.py"
+    file.write_text("from its_package.other import LEVEL\nfrom ajet import rollout\n@rollout\ndef solver(): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("its_package.agent")
+    trainer = Trainer(exp_dir=tmp_path)
+    named = config_of(trainer, module.solver).ajet.rollout.user_workflow
+    assert named == f"{file}->solver" and load_symbol(named) is module.solver
+    named = config_of(trainer, f"{file}->LEVEL").ajet.rollout.user_workflow
+    assert load_symbol(named) == 0.5
+    file.write_text("LEVEL = 0.75\n")
+    assert load_symbol(config_of(trainer, named).ajet.rollout.user_workflow) == 0.75, "each run imports it anew"
 
 
 @pytest.mark.slow
