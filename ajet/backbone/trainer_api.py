@@ -13,6 +13,7 @@ import json
 import math
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ajet.config.interpolation import literal
-from ajet.config.keys import TRAINER_NAMES
+from ajet.config.keys import TRAINER_NAMES, nearest
 from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.schema.resources import PromptTemplate, PromptTemplateError
 from ajet.schema.task import Task
@@ -40,10 +41,13 @@ class RunFailedError(AjetError):
     """A run that ended without success. The experiment's folder holds what it left."""
 
     def __init__(self, reason: str, folder: Path) -> None:
-        super().__init__(f"the run failed: {reason}\n    its folder: {folder}")
+        super().__init__(reason, folder)  # what a pool of processes makes the error of again
         self.reason = reason
         """Why, with the most frequent failures of its episodes, if any failed."""
         self.folder = folder
+
+    def __str__(self) -> str:
+        return f"the run failed: {self.reason}\n    its folder: {self.folder}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +105,6 @@ class Trainer:
         """
         unknown = sorted(keywords.keys() - TRAINER_NAMES.keys())
         if unknown:
-            from ajet.config.keys import nearest
-
             near = nearest(unknown[0], TRAINER_NAMES)
             raise ConfigError(
                 f"Trainer: unknown argument {unknown[0]!r}\n    "
@@ -243,10 +245,10 @@ class Trainer:
         from ajet.observe.run_files import read_events
         from ajet.schema.errors import EXIT_INTERRUPTED
 
-        log_to_terminal(quiet=self._quiet)
         exp_dir = None if config.ajet.experiment_dir != "auto" else str(self._exp_dir)
         arguments = LaunchArguments(exp_dir=exp_dir, fresh=self._fresh, options=LaunchOptions(quiet=self._quiet))
-        code = launch(arguments, config)
+        with log_to_terminal(quiet=self._quiet):
+            code = launch(arguments, config)
         path = folder_of(config, exp_dir, config.yaml_path)
         if config.ajet.backbone in OWN_FOLDER:
             path = path.with_name(f"{path.name}-{config.ajet.backbone}")
@@ -254,9 +256,7 @@ class Trainer:
             raise KeyboardInterrupt
         if code != 0:
             events = read_events(path / "events.jsonl")
-            why = events[-1].get("error") if events else None
-            why = why or "its run.log says why"
-            raise RunFailedError(why, path)
+            raise RunFailedError((events[-1].get("error") if events else None) or "its run.log says why", path)
         return FinishedRun(path.resolve())
 
 
@@ -345,11 +345,9 @@ def _refuse_elsewhere(config: Config) -> None:
 
 def _keys(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """A dict as keys of the command line: of `ajet` if it stands alone, else blocks beside it are the user's own."""
-    if "ajet" not in config:
-        yield from _flat(config)
-        return
-    yield from _flat(config["ajet"])
-    yield from _flat({f"+{name}": block for name, block in config.items() if name != "ajet"})
+    yield from _flat(config.get("ajet", config))
+    if "ajet" in config:
+        yield from _flat({f"+{name}": block for name, block in config.items() if name != "ajet"})
 
 
 def _flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -444,7 +442,7 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def _write(file: Path, text: str) -> None:
-    """Whole or not at all: another process may be writing the same."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    """Whole or not at all: another thread or process may be writing the same."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)

@@ -120,8 +120,8 @@ def level_from_environment() -> int:
     return logging.getLevelNamesMapping().get(asked, logging.INFO)
 
 
-def log_to_terminal(*, quiet: bool = False) -> None:
-    """Show records on stderr, or only errors if `quiet`. A second call replaces the first."""
+def log_to_terminal(*, quiet: bool = False) -> _TerminalHandler:
+    """Show records on stderr, or only errors if `quiet`: until a second call replaces the first, or in a `with`."""
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, _TerminalHandler)]:
         root.removeHandler(handler)
@@ -130,6 +130,7 @@ def log_to_terminal(*, quiet: bool = False) -> None:
     terminal.setFormatter(_HumanFormatter())
     root.addHandler(terminal)
     _let_through()
+    return terminal
 
 
 def _mask_terminal(masker: Masker) -> None:
@@ -193,6 +194,11 @@ class _TerminalHandler(logging.StreamHandler[Any]):
     def __init__(self) -> None:
         logging.Handler.__init__(self)
         self.addFilter(_Repeats())
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().removeHandler(self)
 
     @property
     def stream(self) -> Any:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import json
+import logging
 import math
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ import numpy as np
 import pytest
 
 from ajet import Task, Trainer, rollout
-from ajet.backbone.trainer_api import FinishedRun, RunFailedError, _rows
+from ajet.backbone.trainer_api import FinishedRun, RunFailedError, _rows, _write
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.resources import read_prompts
 from ajet.schema.user_code import load_symbol
@@ -252,6 +256,19 @@ def test_data_sets_of_every_kind() -> None:
     assert next(_rows([Task(main_query="q", task_id="a")], "d"))["task_id"] == "a"
 
 
+def test_threads_pass_the_same_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, write = threading.Barrier(2), Path.write_text
+
+    def together(path: Path, text: str, **options: Any) -> int:
+        written = write(path, text, **options)
+        both.wait(timeout=60)
+        return written
+
+    monkeypatch.setattr(Path, "write_text", together)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(_write, [tmp_path / "tasks.jsonl"] * 2, ["{}"] * 2))
+
+
 def test_a_run_without_metrics_has_a_page_too(tmp_path: Path) -> None:
     assert str(tmp_path) in FinishedRun(tmp_path)._repr_html_()
 
@@ -286,3 +303,5 @@ def test_a_run_that_fails_carries_its_reason(tmp_path: Path, monkeypatch: pytest
     assert raised.value.reason.startswith("nothing was trained")
     assert "KeyError: 'no such field'" in raised.value.reason and "test_trainer_api.py" in raised.value.reason
     assert raised.value.folder.is_dir()
+    assert str(copy.copy(raised.value)) == str(raised.value)
+    assert not any("ajet" in type(one).__module__ for one in logging.getLogger().handlers), "for its own basicConfig"
