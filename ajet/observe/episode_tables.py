@@ -225,8 +225,14 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False, timeout=10.0)
     try:
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
-    except sqlite3.OperationalError:  # on read-only media
+    except sqlite3.OperationalError as error:  # on read-only media
         connection.close()
+        log = path.with_name(f"{path.name}-wal")
+        if log.exists() and log.stat().st_size:
+            raise EpisodeStoreError(
+                f"{path}: {error}. Its newest episodes are still in {log.name}, which is only read where SQLite may "
+                "write: copy the folder to such a place"
+            ) from error
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True, check_same_thread=False)
     except sqlite3.DatabaseError as error:
         connection.close()

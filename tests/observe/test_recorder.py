@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -97,6 +98,19 @@ def test_filters_sort_and_pages(tmp_path: Path) -> None:
     assert store.neighbours(everyone[1].episode_id) == (everyone[0].episode_id, everyone[2].episode_id)
     with pytest.raises(EpisodeNotFoundError, match=r"ajet\.recorder\.keep"):
         store.get("nothing")
+    recorder.close()
+
+
+def test_a_log_that_cannot_be_read_is_said_to_hold_the_newest_episodes(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite")
+    recorder.record(episodes(1)[0], 0).result()
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "e.sqlite-shm").symlink_to("nowhere/else")  # stands for a read-only folder: as root, none is
+    for name in ("e.sqlite", "e.sqlite-wal"):
+        shutil.copy(tmp_path / name, copy)
+    with pytest.raises(EpisodeStoreError, match=r"newest episodes are still in e\.sqlite-wal"):
+        EpisodeStore(copy / "e.sqlite")
     recorder.close()
 
 
