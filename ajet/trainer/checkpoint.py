@@ -163,7 +163,8 @@ def step_of(path: Path) -> int:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint's state after checking every file against the marker."""
+    """Read a checkpoint's state after checking every file against the marker. One that can't be read at present, for
+    lack of permission or of a disk, may be whole: that is an `OSError`, and no reason to go on from an earlier one."""
     try:
         listed: dict[str, list[Any]] = json.loads((path / MARKER).read_text())
         for name, (size, digest) in listed.items():
@@ -172,12 +173,13 @@ def load(path: Path) -> Checkpoint:
                 raise CheckpointError(f"checkpoint {path} is damaged: {name} has changed since it was written")
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
         return Checkpoint(path, int(state["step"]), state)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {path} is incomplete or unreadable: {error}") from error
 
 
 def seal(folder: Path) -> None:
     """Sync every file and directory, then write the marker."""
+    share(folder)
     listed = {}
     for file in sorted(_files(folder)):
         listed[str(file.relative_to(folder))] = [file.stat().st_size, _digest(file)]
@@ -188,6 +190,12 @@ def seal(folder: Path) -> None:
     marker.write_text(json.dumps(listed, indent=1))
     _sync(marker)
     _sync(folder)
+
+
+def share(folder: Path) -> None:
+    """Let those read the weights who may read the folder: safetensors makes its files for their owner alone."""
+    for file in folder.rglob("*.safetensors"):
+        file.chmod(folder.stat().st_mode & 0o666)
 
 
 def _files(folder: Path) -> Iterator[Path]:

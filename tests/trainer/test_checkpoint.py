@@ -83,6 +83,21 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
         load(tmp_path / "step_3")
 
 
+def test_a_checkpoint_that_cannot_be_read_at_present_is_not_taken_for_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(step, {}, fill)
+
+    def stale(_file: Path) -> str:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr("ajet.trainer.checkpoint._digest", stale)
+    with pytest.raises(OSError, match="Stale file handle"):
+        folder.newest()
+
+
 def test_a_full_disk_leaves_the_previous_checkpoint_in_use(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.save(1, {}, fill)
@@ -287,9 +302,12 @@ def test_the_weights_load_with_transformers(tmp_path: Path) -> None:
 
     trainer = Updater(small_model(), SETTINGS)
     trainer.update(credited_batch())
-    write_trainer(trainer, None, tmp_path)
-    assert gap(weights(AutoModelForCausalLM.from_pretrained(tmp_path / "hf")), weights(trainer.model)) == 0.0
-    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".safetensors", ".json"}
+    saved = CheckpointFolder(tmp_path).save(1, {}, lambda folder: write_trainer(trainer, None, folder))
+    assert saved is not None
+    assert gap(weights(AutoModelForCausalLM.from_pretrained(saved.path / "hf")), weights(trainer.model)) == 0.0
+    files = [path for path in saved.path.rglob("*") if path.is_file() and path.name != MARKER]
+    assert {path.suffix for path in files} <= {".safetensors", ".json"}
+    assert len({path.stat().st_mode for path in files}) == 1, "who may read the one may read the other"
 
 
 def test_a_lora_checkpoint_holds_adapter_and_merged_weights(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import ConfigError
+from ajet.trainer.checkpoint import share
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -113,6 +114,7 @@ class WeightFolder:
         draft = self._root / f".{final.name}"
         try:
             model.save_pretrained(draft)
+            share(draft)
         except (OSError, SafetensorError) as error:
             raise ConfigError(
                 f"ajet.rollout.weights_folder: the weights of version {version} could not be written to {self._root} "

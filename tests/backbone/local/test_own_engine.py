@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -314,6 +315,8 @@ def test_only_the_version_that_is_served_is_kept(tmp_path: Path, settings: Any) 
     sync = WeightFolder(settings, "cpu")
     first = sync.source(sync.model, 1)
     assert load_file(first / "model.safetensors").keys()
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in first.iterdir()}
+    assert len(modes) == 1, "another user's server reads weights and config alike"
     sync.served()
     second = sync.source(sync.model, 2)
     assert first.is_dir(), "the engine may have to start again before it has the second"
