@@ -35,6 +35,7 @@ def run_trinity(given: DriverInput) -> None:
 
     config = compose_trinity_config(given.settings)
     config.check_and_update()
+    _share_episodes(config)
     _rewind_explorer(config, RunPayload.decode(given.payload).resumed_step)
     _start_ray(given, config)
     run_stages(config, given.payload)
@@ -48,6 +49,14 @@ def _start_ray(given: DriverInput, config: Any) -> None:
     runtime = {"env_vars": config.get_envs() | platform, "worker_process_setup_hook": plugin.HOOK}
     retry_slow_start(lambda: ray.init(namespace=config.ray_namespace, runtime_env=runtime, **given.ray))
     wait_for_nodes(given.nodes)
+
+
+def _share_episodes(config: Any) -> None:
+    """Tell the workflows how many processes share `rollout.max_env_worker`: Trinity may have fewer than it was asked
+    for."""
+    explorer, given = config.explorer, config.buffer.explorer_input
+    for taskset in (*given.tasksets, *given.eval_tasksets):
+        taskset.workflow_args["processes"] = explorer.runner_per_model * explorer.rollout_model.engine_num
 
 
 def _rewind_explorer(config: Any, step: int | None) -> None:

@@ -55,9 +55,9 @@ class ServedModel(NamedTuple):
         return cls(wrapper.model, wrapper.api_address, wrapper.api_key, wrapper.model_path)
 
 
-def group_runner(run: RunPayload, model: Any) -> GroupRunner:
-    """Create the runner of groups for one of Trinity's models, in this process. `model`: a `ModelWrapper` or a
-    `ServedModel`."""
+def group_runner(run: RunPayload, model: Any, processes: int = 1) -> GroupRunner:
+    """Create the runner of groups for one of Trinity's models, in this process, which is one of so many. `model`: a
+    `ModelWrapper` or a `ServedModel`."""
 
     def make_engine(config: Config) -> TrinityEngine:
         return TrinityEngine(
@@ -67,7 +67,7 @@ def group_runner(run: RunPayload, model: Any) -> GroupRunner:
     def server_died(error: BaseException) -> None:
         runner.collector.report_failure.remote(RunError(f"a rollout model died: {first_line(error)}", users=False))
 
-    runner = GroupRunner(run, make_engine)
+    runner = GroupRunner(run, make_engine, workers=processes)
     return runner
 
 

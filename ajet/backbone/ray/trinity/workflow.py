@@ -26,10 +26,10 @@ _runners: dict[str, GroupRunner] = {}
 """By the run's payload. Trinity builds a workflow per task; what they need opens once per process."""
 
 
-def _runner_of(payload: str, model: Any) -> GroupRunner:
+def _runner_of(payload: str, model: Any, processes: int) -> GroupRunner:
     if payload not in _runners:
         run = RunPayload.decode(payload)
-        _runners[payload] = HostedGroups(run, model) if run.remote_runners else group_runner(run, model)
+        _runners[payload] = HostedGroups(run, model) if run.remote_runners else group_runner(run, model, processes)
     return _runners[payload]
 
 
@@ -42,7 +42,8 @@ class GroupWorkflow(Workflow):  # type: ignore[misc]
     def __init__(self, *, task: Task, model: Any, auxiliary_models: Any = None) -> None:
         super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
         self._repeats = 1
-        self._runner = _runner_of(task.workflow_args["payload"], model)
+        given = task.workflow_args
+        self._runner = _runner_of(given["payload"], model, given["processes"])
 
     def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
         """The group's number of episodes."""

@@ -53,6 +53,21 @@ def test_the_explorer_goes_on_where_the_trainer_is(tmp_path: Path, step: int | N
     assert json.loads(meta.read_text()) == {"latest_iteration": done, "taskset_states": [{"current_index": 4 * done}]}
 
 
+def test_processes_that_run_episodes_share_the_most_at_a_time() -> None:
+    """Each would let all of them run."""
+    pytest.importorskip("ray")
+    from ajet.backbone.ray.trinity.driver import _share_episodes
+
+    taskset = SimpleNamespace(workflow_args={"payload": "…"})
+    _share_episodes(
+        SimpleNamespace(
+            explorer=SimpleNamespace(runner_per_model=4, rollout_model=SimpleNamespace(engine_num=2)),
+            buffer=SimpleNamespace(explorer_input=SimpleNamespace(tasksets=[taskset], eval_tasksets=[])),
+        )
+    )
+    assert taskset.workflow_args == {"payload": "…", "processes": 8}
+
+
 def test_exploring_alone_goes_on_where_the_explorer_was(tmp_path: Path) -> None:
     exploring = make_config({"project_name": "p"}, trinity={"mode": "explore"})
     assert not ADAPTER.trains(exploring)
