@@ -18,8 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.plan import installed, requirement, version_range
 from ajet.backbone.ray.mapping import Machine
-from ajet.schema.errors import UserError
+from ajet.schema.errors import MissingDependencyError, UserError
+from ajet.schema.install import install_command
 from ajet.system.processes import RAY_RUN, end_all, ending_with_us, output_of
 from ajet.system.services import answers
 
@@ -75,6 +77,21 @@ class NoGpuError(UserError):
 
 PLATFORM = "AJET_PLATFORM"
 """Environment variable: `cpu` for a small run without GPUs, with verl and Trinity alike."""
+
+
+def require_library(package: str, extra: str) -> None:
+    """Raise, with the command that installs it, if the library is missing, or another backbone's environment has it in
+    a version that we don't work with."""
+    wanted, found = requirement(package), installed(package)
+    if found is None or find_spec("ray") is None:
+        reason = f"{package}, which is not installed"
+    elif not wanted.specifier.contains(found, prereleases=True):
+        reason = f"{package} {version_range(wanted)}, and {found} is installed"
+    else:
+        return
+    raise MissingDependencyError(
+        f"the {extra} backbone needs {reason}\n    {install_command(extra)}   (in an environment of its own)"
+    )
 
 
 def detect_machine(backbone: str, *, logical_gpus: int = 1) -> Machine:

@@ -9,14 +9,34 @@ import pytest
 
 from ajet.backbone.ray import start
 from ajet.backbone.ray.mapping import Machine
-from ajet.backbone.ray.start import ClusterPlace, busy_gpus, checked_address, parse_gpus, wait_for_port
-from ajet.schema.errors import UserError
+from ajet.backbone.ray.start import (
+    ClusterPlace,
+    busy_gpus,
+    checked_address,
+    parse_gpus,
+    require_library,
+    wait_for_port,
+)
+from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.system.processes import RAY_RUN
 
 
 def test_a_gpu_in_use_is_found() -> None:
     gpus = parse_gpus("0, 4, 81559\n1, 40000, 81559\n")
     assert [gpu.index for gpu in busy_gpus(gpus)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("found", "named"), [(None, "verl, which is not installed"), ("0.8.0", r"verl >=.*, and 0\.8\.0 is installed")]
+)
+def test_a_library_in_another_version_is_refused_like_one_that_is_missing(
+    found: str | None, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trinity's environment has a verl, too, in which a run would end after a minute, for want of some module."""
+    monkeypatch.setattr(start, "installed", lambda package: found)
+    monkeypatch.setattr(start, "find_spec", lambda module: module)
+    with pytest.raises(MissingDependencyError, match=named):
+        require_library("verl", "verl")
 
 
 def test_a_cluster_place_comes_from_the_environment() -> None:

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from ajet.backbone.metrics import from_trinity
 from ajet.backbone.ray import launcher
 from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings, check_refused
-from ajet.backbone.ray.start import detect_machine, planned_machine
+from ajet.backbone.ray.start import detect_machine, planned_machine, require_library
 from ajet.backbone.ray.trinity import plugin
 from ajet.backbone.ray.trinity.config import CPU_GPUS, RUN_NAME, check_honoured, run_mode, show, trinity_settings
 from ajet.backbone.ray.watcher import MetricsTail, Source
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import MissingDependencyError
-from ajet.schema.install import install_command
 
 if TYPE_CHECKING:
     from ajet.backbone import LaunchOptions
@@ -69,11 +68,7 @@ class TrinityAdapter:
     driver = "ajet.backbone.ray.trinity.driver"
 
     def require(self) -> None:
-        if find_spec("trinity") is None or find_spec("ray") is None:
-            raise MissingDependencyError(
-                "the trinity backbone needs Trinity-RFT, which is not installed\n"
-                f"    {install_command('trinity')}   (in an environment of its own)"
-            )
+        require_library("trinity-rft", "trinity")
 
     def detect_machine(self) -> Machine:
         machine = detect_machine("trinity", logical_gpus=CPU_GPUS)

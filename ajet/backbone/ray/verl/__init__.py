@@ -5,18 +5,16 @@ Importing this needs neither verl nor torch; without the extra, a run says how t
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.backbone.metrics import from_verl
 from ajet.backbone.ray import launcher
 from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
-from ajet.backbone.ray.start import check_gpus, detect_machine, planned_machine
+from ajet.backbone.ray.start import check_gpus, detect_machine, planned_machine, require_library
 from ajet.backbone.ray.verl.config import check_honoured, checkpoint_step, show, verl_settings
 from ajet.backbone.ray.watcher import MetricsTail, Source
-from ajet.schema.errors import MissingDependencyError, UserError
-from ajet.schema.install import install_command
+from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.backbone import LaunchOptions
@@ -52,11 +50,7 @@ class VerlAdapter:
     driver = "ajet.backbone.ray.verl.driver"
 
     def require(self) -> None:
-        if find_spec("verl") is None or find_spec("ray") is None:
-            raise MissingDependencyError(
-                "the verl backbone needs verl, which is not installed\n"
-                f"    {install_command('verl')}   (in an environment of its own)"
-            )
+        require_library("verl", "verl")
 
     def detect_machine(self) -> Machine:
         return detect_machine("verl")
