@@ -60,11 +60,20 @@ OURS = (
     "algorithm.loss_agg_mode",
     "algorithm.policy_loss_fn",
     "algorithm.sample_strategy",
+    "buffer.total_",
+    "checkpoint_root_dir",
+    "continue_from_checkpoint",
+    "model.model_path",
     "model.temperature",
     "model.top_k",
     "model.top_p",
+    "monitor.monitor_",
+    "name",
+    "project",
+    "trainer.total_steps",
 )
-"""Keys of Trinity for what our own decide. The trainer would take the temperature for that of the replies."""
+"""Keys of Trinity for what our own decide. The trainer would take the temperature for that of the replies, and a run
+that goes on would look for its checkpoints elsewhere."""
 STALENESS = "algorithm.sample_strategy_args.max_staleness"
 OPTIMISER = "algorithm.optimizer."
 TRAIN_TIMEOUT_S = 3600.0
@@ -188,7 +197,7 @@ def _refusals(config: Config, machine: Machine) -> Iterator[Remark]:
         if key.startswith(OURS) and key != STALENESS:
             yield Remark(
                 f"ajet.trinity.{key}",
-                "credit, sampling and loss are ours: see ajet.trainer_common and ajet.rollout",
+                "our own keys decide this on Trinity too: see ajet.trainer_common, ajet.rollout and ajet.model",
                 refused=True,
             )
         if machine.cpu and key.startswith(OPTIMISER):
@@ -205,6 +214,9 @@ def _refusals(config: Config, machine: Machine) -> Iterator[Remark]:
         yield Remark("ajet.model.lora.dropout", "Trinity's adapters have no dropout: set it to 0", refused=True)
     if common.val_only:
         yield Remark(f"{place}.val_only", "validate with `ajet eval`", refused=True)
+    late = pass_through(config).get(STALENESS) or 0
+    if not isinstance(late, int) or late < 0:
+        yield Remark(f"ajet.trinity.{STALENESS}", f"{late!r} is no whole number of steps", refused=True)
     mode = run_mode(config)
     if mode not in MODES:
         yield Remark("ajet.trinity.mode", f"{mode!r} is not one of {', '.join(MODES)}", refused=True)

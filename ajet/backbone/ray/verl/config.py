@@ -60,13 +60,21 @@ OURS = (
     "actor_rollout_ref.actor.shuffle",
     "actor_rollout_ref.actor.strategy",
     "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.model.path.",
+    "actor_rollout_ref.rollout.n.",
     "actor_rollout_ref.rollout.temperature",
     "actor_rollout_ref.rollout.top_k",
     "actor_rollout_ref.rollout.top_p",
     "actor_rollout_ref.rollout.val_kwargs.",
     "algorithm.",
+    "trainer.default_local_dir",
+    "trainer.logger",
+    "trainer.resume_",
+    "trainer.total_training_steps",
+    "trainer.val_only",
 )
-"""Keys of verl for what our own decide. The trainer would take the temperature for that of the replies."""
+"""Keys of verl for what our own decide. The trainer would take the temperature for that of the replies, and a run that
+goes on would keep the records of steps that verl runs again."""
 CPU_ROLLOUT = "ajet_torch"
 """Name under which the plugin registers the embedded engine as a rollout server (CPU only)."""
 TRAINER_MODE = "trainer.v1.trainer_mode"
@@ -203,10 +211,10 @@ def _notes(config: Config, machine: Machine) -> Iterator[Remark]:
             refused=True,
         )
     for key in given:
-        if key.removeprefix("+").startswith(OURS):
+        if f"{key.removeprefix('+')}.".startswith(OURS):
             yield Remark(
                 f"ajet.verl.{key}",
-                "credit, loss, optimiser and sampling are ours on verl too: see ajet.trainer_common and ajet.rollout",
+                "our own keys decide this on verl too: see ajet.trainer_common, ajet.rollout and ajet.model",
                 refused=True,
             )
     if ajet.model.lora.enabled and ajet.model.lora.dropout:

@@ -90,7 +90,10 @@ def test_loss_credit_and_sampling_are_ours() -> None:
     assert given["buffer.explorer_input.tasksets"][0]["storage_type"] == READER
 
 
-@pytest.mark.parametrize("key", ["algorithm.kl_loss_fn", "algorithm.policy_loss_fn_args.kind", "model.temperature"])
+@pytest.mark.parametrize(
+    "key",
+    ["algorithm.kl_loss_fn", "algorithm.policy_loss_fn_args.kind", "model.temperature", "monitor.monitor_type", "name"],
+)
 def test_what_is_ours_is_not_trinitys_to_change(key: str) -> None:
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
         settings({f"trinity.{key}": "x"})
@@ -136,6 +139,9 @@ def test_staleness_is_bounded_when_nothing_else_waits() -> None:
     given = {**style, "algorithm": {"sample_strategy_args": {"max_staleness": 3}}}
     assert max_staleness(make_config({}, trinity=given)) == 3
     assert settings(trinity=style)["buffer.explorer_input.eval_tasksets"] == []
+    for wrong in (-1, "soon"):  # the explorer would wait for ever
+        with pytest.raises(ConfigError, match=f"max_staleness: {wrong!r} is no whole number"):
+            settings(trinity={"algorithm": {"sample_strategy_args": {"max_staleness": wrong}}})
 
 
 @pytest.mark.parametrize(

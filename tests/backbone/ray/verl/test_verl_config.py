@@ -144,6 +144,9 @@ def test_a_gpu_without_flash_attention_pads() -> None:
         ({"verl.algorithm.gamma": 0.5}, "algorithm.gamma"),
         ({"verl.actor_rollout_ref.rollout.temperature": 0.5}, "ajet.rollout"),
         ({"verl.actor_rollout_ref.rollout.val_kwargs.top_p": 0.5}, "rollout.val_kwargs.top_p"),
+        ({"verl.actor_rollout_ref.rollout.n": 8}, r"rollout\.n:"),
+        ({"verl.trainer.resume_mode": "disable"}, "resume_mode"),
+        ({"verl.trainer.logger": ["wandb"]}, "logger"),
         ({f"{COMMON}.optim.state_bits": 8}, "state_bits"),
         ({"model.lora": {"enabled": True, "base_bits": 4}}, r"lora\.base_bits"),
         ({f"{COMMON}.kl_reference_sync": 5}, "kl_reference_sync"),
@@ -188,7 +191,7 @@ def test_the_users_own_verl_keys_pass_through_and_win() -> None:
         {"verl": {"actor_rollout_ref": {"actor": {"optim": {"optimizer": "AdamW8bit"}}}}},
         trainer={"balance_batch": False},
         verl={"critic": {"ppo_epochs": 2}},
-        actor_rollout_ref={"rollout": {"gpu_memory_utilization": 0.3}},
+        actor_rollout_ref={"rollout": {"gpu_memory_utilization": 0.3, "nnodes": 2}},
     )
     assert got[f"{ACTOR}.optim.optimizer"] == "AdamW8bit"
     assert got["trainer.balance_batch"] is False
