@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ajet.compat.agentlightning.store import AttemptedRollout
 from ajet.schema.errors import UserError
 from ajet.schema.resources import LLM, PromptTemplate
 from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.store.records import Attempt, AttemptStatus, Mode, Rollout, RolloutStatus
 from ajet.task_runner.results import called
 from ajet.task_runner.workflow import RolloutFunction, RolloutFunctionError, Workflow, output_of, record_of
 from ajet.task_runner.workflow import rollout as rollout
 
 if TYPE_CHECKING:
-    from ajet.compat.agentlightning.store import AttemptedRollout
     from ajet.task_runner.tuner import AjetTuner
 
 log = logging.getLogger(__name__)
@@ -142,10 +144,28 @@ def workflow_of(agent: Agent) -> RolloutFunction | type[Workflow]:
 
     async def execute(_: Workflow, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
         endpoint = tuner.as_oai_baseurl_apikey()
-        resources = {"main_llm": LLM(endpoint.base_url, endpoint.model, endpoint.api_key)}
-        mode = "val" if workflow_task.validation else "train"
-        returned = await called(agent.method(mode), record_of(workflow_task), resources, workflow_task)
+        names = () if workflow_task.prompts is None else workflow_task.prompts.templates
+        templates = {name: tuner.prompt(name) for name in names}
+        resources = {"main_llm": LLM(endpoint.base_url, endpoint.model, endpoint.api_key), **templates}
+        attempted = _as_attempt(workflow_task)
+        returned = await called(agent.method(attempted.mode), attempted.input, resources, attempted)
         return output_of(type(agent).__name__, returned)
 
     kind = type(agent)
     return type(kind.__name__, (Workflow,), {"execute": execute, "__doc__": kind.__doc__, "__module__": __name__})
+
+
+def _as_attempt(workflow_task: WorkflowTask) -> AttemptedRollout:
+    """An episode of a run, as a store would tell of it."""
+    episode, now = workflow_task.episode_uuid, time.time()
+    mode: Mode = "val" if workflow_task.validation else "train"
+    return AttemptedRollout(
+        Rollout(
+            rollout_id=episode,
+            input=record_of(workflow_task),
+            start_time=now,
+            mode=mode,
+            status=RolloutStatus.RUNNING,
+        ),
+        Attempt(rollout_id=episode, attempt_id=episode, sequence_id=1, start_time=now, status=AttemptStatus.RUNNING),
+    )
