@@ -19,6 +19,7 @@ import ajet.compat.agentlightning as agl
 from ajet.backbone.trainer_api import Trainer as OurTrainer
 from ajet.compat.agentlightning.litagent import workflow_of
 from ajet.schema.errors import ConfigError, UserError
+from ajet.schema.resources import PromptSet
 from ajet.schema.task import Task, WorkflowTask
 from ajet.store.requests import StoreUnavailableError, UnknownIdError
 from ajet.task_runner.tuner import AjetTuner
@@ -344,9 +345,10 @@ def test_spans_become_triplets_and_conversations() -> None:
         agl.TraceAdapter[int]()(spans)
 
 
-def test_verls_configuration_is_ours() -> None:
+def test_verls_configuration_is_ours(caplog: pytest.LogCaptureFixture) -> None:
     config = {
-        "data": {"train_batch_size": 32, "truncation": "error"},
+        "algorithm": {"adv_estimator": "gae"},
+        "data": {"train_batch_size": 32, "truncation": "error", "shuffle": False},
         "actor_rollout_ref": {
             "model": {"path": "tiny:qwen2"},
             "rollout": {"n": 4, "name": "vllm", "gpu_memory_utilization": 0.6},
@@ -355,8 +357,11 @@ def test_verls_configuration_is_ours() -> None:
         "agentlightning": {"port": 9999},
     }
     algorithm = agl.VERL(config, backbone="verl")
+    assert "leaves out algorithm.adv_estimator, data.truncation, " in caplog.text
+    assert "actor_rollout_ref" not in caplog.text and "agentlightning" in caplog.text
     assert algorithm.keys == {
         "data.train_batch_size": 32,
+        "task_reader.shuffle": False,
         "model.path": "tiny:qwen2",
         "rollout.num_repeat": 4,
         "+verl.actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
@@ -380,6 +385,11 @@ def test_apos_arguments_are_ours(tmp_path: Path) -> None:
         agl.APO(client, gradient_model="a", apply_edit_model="b")
 
 
+def _verl_trainer(**given: Any) -> agl.Trainer:
+    algorithm = agl.VERL({"actor_rollout_ref": {"model": {"path": "tiny:qwen2"}}}, backbone="local")
+    return agl.Trainer(algorithm=algorithm, **given)
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -388,6 +398,9 @@ def test_apos_arguments_are_ours(tmp_path: Path) -> None:
         (lambda: agl.Trainer().fit(agl.rollout(lambda task: 1.0)), r"no tasks: pass train_dataset"),
         (lambda: agl.Trainer().fit(agl.rollout(lambda task, prompt_template: 1.0), [{"n": 1}]), "initial_resources="),
         (lambda: agl.llm_rollout(lambda task: 1.0), "has no parameter 'llm'"),
+        (lambda: _verl_trainer(hooks=[agl.Hook()]).fit(odd, ["a"]), "hooks would do nothing with VERL"),
+        (lambda: _verl_trainer(adapter={"agent_match": "write"}).fit(odd, ["a"]), "adapter.agent_match would do"),
+        (lambda: _verl_trainer(max_rollouts=3).fit(odd, ["a"]), "max_rollouts: an algorithm says itself"),
         (lambda: agl.LightningStoreClient("http://127.0.0.1:1"), "no key for"),
     ],
 )
@@ -411,10 +424,13 @@ def test_in_training_a_plain_agent_may_start_a_loop_and_return_what_a_function_m
 
     class Checks(agl.LitAgent[Any]):
         def rollout(self, task: Any, resources: Any, rollout: Any) -> Any:
-            return asyncio.run(asyncio.sleep(0, task["main_query"] == "hi"))
+            assert (rollout.rollout_id, rollout.attempt.attempt_id, rollout.mode) == ("e", "e", "train")
+            assert rollout.input == task and sorted(resources) == ["main_llm", "prompt"]
+            return asyncio.run(asyncio.sleep(0, resources["prompt"].format(q=task["main_query"]) == "say hi"))
 
     async def run() -> None:
-        task = WorkflowTask(task=Task(task_id="t", main_query="hi"), task_id="t", episode_uuid="e")
+        prompts = PromptSet({"prompt": agl.PromptTemplate("say {q}")})
+        task = WorkflowTask(task=Task(task_id="t", main_query="hi"), task_id="t", episode_uuid="e", prompts=prompts)
         episode = await runner_of(cast(type[Workflow], workflow_of(Checks()))).run(task)
         assert (episode.reward, episode.is_success) == (1.0, True), episode.failure
 

@@ -330,10 +330,10 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
     def __init__(self, *, agent_match: str | None = None, reward_match: str = FIRST_OCCURRENCE) -> None:
         if str(reward_match).lower().rpartition(".")[2] != FIRST_OCCURRENCE:
             raise UserError(f"reward_match={reward_match!r}: rewards are matched by {FIRST_OCCURRENCE!r} alone")
-        self._agent = agent_match
+        self.agent_match = agent_match
 
     def adapt(self, spans: Sequence[Span]) -> list[Triplet]:
-        return to_triplets(spans, agent=self._agent)
+        return to_triplets(spans, agent=self.agent_match)
 
 
 class TraceToMessages(TraceAdapter[list[dict[str, Any]]]):

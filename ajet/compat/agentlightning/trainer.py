@@ -18,6 +18,7 @@ from ajet.compat.agentlightning.litagent import Agent, as_agent, workflow_of
 from ajet.compat.agentlightning.runner import LitAgentRunner
 from ajet.compat.agentlightning.store import AttemptedRollout, InMemoryLightningStore, LightningStore
 from ajet.compat.agentlightning.tracer import Tracer
+from ajet.config.effects import grouped
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.resources import PromptTemplate
 from ajet.task_runner.workflow import RolloutFunction
@@ -26,7 +27,7 @@ log = logging.getLogger("ajet.compat")
 T = TypeVar("T")
 OURS_ALONE = "agentlightning"
 """A block of settings for parts of the library that have no counterpart here."""
-GIVEN_OTHERWISE = ("backbone", "task_reader.", "rollout.engine")
+GIVEN_OTHERWISE = ("backbone", "task_reader.type", "task_reader.huggingface_dat_repo.", "rollout.engine")
 """Keys that `Trainer` and the backbone decide."""
 
 
@@ -41,9 +42,11 @@ class VERL:
     def __init__(self, config: Mapping[str, Any], *, backbone: str | None = None) -> None:
         self.backbone = backbone or ("verl" if find_spec("verl") else "local")
         done = Migration.of(verl.SYSTEM, {name: block for name, block in config.items() if name != OURS_ALONE})
-        for line in done.lines:
-            if line.why:
-                log.info("VERL: %s is left out: %s", line.key, line.why)
+        left_out = [line for line in done.lines if line.what in ("dropped", "unknown")]
+        for line in left_out:
+            log.info("VERL: %s is left out: %s", line.key, line.why)
+        if keys := [line.key for line in left_out] + [OURS_ALONE] * (OURS_ALONE in config):
+            log.warning("VERL leaves out %s; setup_logging() shows why", grouped(keys))
         self.keys: dict[str, Any] = {
             f"+{key}" if key.startswith("verl.") else key: value
             for key, value in done.keys.items()
@@ -143,7 +146,8 @@ class Trainer:
         config: Mapping[str, Any] | None = None,
         **parts: Any,
     ) -> None:
-        """`config`: further keys of ours. `adapter`: accepted, and not used: training reads the recorded calls."""
+        """`config`: further keys of ours. `adapter`: accepted, and not used: training reads the recorded calls.
+        One that chooses agents is refused."""
         if unknown := parts.keys() - {"adapter"}:
             raise UserError(
                 f"Trainer takes no {', '.join(sorted(unknown))}: there are no parts of that kind here; see "
@@ -153,6 +157,9 @@ class Trainer:
         self.n_runners = n_runners or n_workers or 1
         self.initial_resources = dict(initial_resources or {})
         self.store = store or InMemoryLightningStore()
+        adapter = parts.get("adapter")
+        agents = adapter.get("agent_match") if isinstance(adapter, Mapping) else getattr(adapter, "agent_match", None)
+        self._only_with_runners = {"store": store, "hooks": hooks, "adapter.agent_match": agents}
         self._max_rollouts, self._tracer, self._hooks = max_rollouts, tracer, hooks or ()
         self._exp_dir, self._fresh, self._config = exp_dir, fresh, dict(config or {})
 
@@ -162,8 +169,15 @@ class Trainer:
         found = as_agent(agent)
         if isinstance(self.algorithm, Baseline):
             return _finish(self._each_once(found, train_dataset, val_dataset))
+        if self._max_rollouts is not None:
+            raise UserError("max_rollouts: an algorithm says itself when it ends; only a trainer without one counts")
         if isinstance(self.algorithm, FunctionalAlgorithm):
             return _finish(self._own(self.algorithm, found, train_dataset, val_dataset))
+        if in_vain := [name for name, value in self._only_with_runners.items() if value]:
+            raise UserError(
+                f"Trainer: {', '.join(in_vain)} would do nothing with {type(self.algorithm).__name__}: leave it out\n"
+                "    episodes are in the run's folder; a Workflow's `trainable_targets` chooses the agents to train"
+            )
         templates = {name: value for name, value in self.initial_resources.items() if isinstance(value, PromptTemplate)}
         trainer = OurTrainer(
             {**self.algorithm.keys, **self._config},
