@@ -318,6 +318,8 @@ def test_tools_without_an_agent() -> None:
             ({"expression": "2 * 7"}, 14),
             ({"operation": "power", "base": 2, "exponent": 8}, 256),
             ({"operation": "factorial", "n": 5}, 120),
+            ({"operation": "log", "number": 8, "base": 2}, 3),
+            ({"operation": "sin", "angle": 90, "unit": "degrees"}, 1),
             ({"operation": "multiply", "numbers": [4, 7]}, 28),
             ({"operation": "average", "numbers": [2, 3, 4]}, 3),
             ({"a": 1, "b": 2}, 3),

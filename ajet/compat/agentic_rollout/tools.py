@@ -191,6 +191,10 @@ def _expression(parameters: Mapping[str, Any]) -> str:
         return f"{_OVER.get(operation or 'average', operation)}({list(numbers)})"
     if a is not None and b is not None:
         return f"({a}) {_SIGNS.get(operation or 'add', operation)} ({b})"
+    if operation == "log" and "base" in parameters:
+        return f"log({one}, {parameters['base']})"
+    if str(parameters.get("unit", "")).startswith("deg"):
+        return f"{operation}(radians({one}))"
     return f"{operation}({one})" if operation else str(one)
 
 
