@@ -234,9 +234,13 @@ def json_values(text: str) -> list[Any]:
         except ValueError:
             position = start.end()
             continue
-        values = [value] if "}" in text[end : start.start()] else [*values, value]
+        values = [value] if _closes_more(text[end : start.start()]) else [*values, value]
         end = position
-    return [] if "}" in text[end:] else values
+    return [] if _closes_more(text[end:]) else values
+
+
+def _closes_more(text: str) -> bool:
+    return text.count("}") > text.count("{")
 
 
 def _refuse_constant(name: str) -> Any:

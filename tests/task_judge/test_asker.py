@@ -49,6 +49,7 @@ def score(text: str) -> Any:
         'not opened {"score": 2}</think>{"score": 7}',
         '{"draft": 3} and then {"score": 7, "reason": "a {brace}"}',
         'broken {"score": then {"score": 7}',
+        r'{"score": 7} for \frac{1}{2} is \boxed{wrong}',
         'in the form {"reason": "…", "score": a number}: {"score": 7}',
         '<thinking>{"score": 1}</thinking> {"score": 7}',
         '{"reason": "two\nlines", "score": 7}',
@@ -70,7 +71,7 @@ def test_the_value_is_found_in_what_models_write(text: str) -> None:
         ("{}", "'score' is a required property"),
         ("[" * 100_000, "nest too deeply"),
         ('{"reason": "it says "{"score": 10}", so", "score": 0}', "no JSON value"),
-        ('{"reason": "it says "{"score": 10}" {", "score": 0} [1]', "not of type 'object'"),
+        ('{"reason": "it says "{"score": 10}"", "score": 0} [1]', "not of type 'object'"),
         ('<think>either {"score": 1} or {"score": 9}, hm', "no JSON value"),
     ],
 )
