@@ -242,6 +242,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFix
         ("x.yaml", "[1, 2]", "keys are expected at the top level"),
         ("x.toml", "a = [", "x.toml: not TOML: "),
         ("x.yaml", "a: [", "x.yaml"),
+        ("x.yaml", "ajet: {model: {path: {{MODEL}}}}", "x.yaml: ajet.model.path: not a plain value: fill in"),
         ("nosuch.toml", None, "No such file"),
         ("nosuch.yaml", None, "nosuch.yaml"),
     ],

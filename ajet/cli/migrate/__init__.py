@@ -71,15 +71,19 @@ def read(file: Path) -> Tree:
             raise ConfigError(f"{file}: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{file}: not TOML: {error}") from None
-    return _resolved(read_yaml_file(file, "the other system's keys").plain())
+    return _resolved(read_yaml_file(file, "the other system's keys").plain(), file)
 
 
-def _resolved(tree: Tree) -> Tree:
+def _resolved(tree: Tree, file: Path) -> Tree:
     """References to other keys replaced by what they say. The environment's (`${oc.env:…}`) stay."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    whole = OmegaConf.create(tree)
+    try:
+        whole = OmegaConf.create(tree)
+    except OmegaConfBaseException as error:
+        key = error.full_key
+        raise ConfigError(f"{file}: {key}: not a plain value: fill in what is written as {{{{NAME}}}}") from None
 
     def walk(value: Any, at: str) -> Any:
         if isinstance(value, dict):
