@@ -24,7 +24,7 @@ from ajet.config.keys import known_keys, nearest, section_of, where_it_belongs
 from ajet.config.kinds import BackboneName
 from ajet.config.old_keys import Translated, is_old, translate
 from ajet.config.problems import COMMAND_LINE, Override, Problem, Sources, config_error, from_validation
-from ajet.config.root import READ_YAML_NAME, AjetConfig, Config, ModelConfig
+from ajet.config.root import READ_YAML_NAME, AjetConfig, Config
 from ajet.config.section import Section
 from ajet.config.tasks import TaskJudgeConfig
 from ajet.config.yaml_source import Unfilled, parse_value, read_yaml_file
@@ -59,16 +59,16 @@ def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
     if reader.type == "harbor":
         for key in ("training_path", "validation_path"):
             yield from _existing(reader.harbor, key, (*place, "harbor"), folder, Path.is_dir)
-    if not ajet.model.path.startswith("tiny:"):
-        yield from _model_folder(ajet.model, folder)
+    yield from _model_folder(ajet.model, "path", ("ajet", "model"), folder)
     for name, template in ajet.prompt_tuning.templates.items():
         if not isinstance(template, str):
             where = ("ajet", "prompt_tuning", "templates", name)
             yield from _existing(template, "file", where, folder, Path.is_file)
-    algorithm = ajet.trainer_common.algorithm
+    algorithm, place = ajet.trainer_common.algorithm, ("ajet", "trainer_common", "algorithm")
     for key in ("adv_estimator", "policy_loss"):
         if "->" in algorithm[key]:
-            yield from _import_path(algorithm, key, ("ajet", "trainer_common", "algorithm"), folder)
+            yield from _import_path(algorithm, key, place, folder)
+    yield from _model_folder(algorithm.distillation, "teacher", (*place, "distillation"), folder)
     for key in ("algorithm", "proposer"):
         if "->" in ajet.prompt_tuning[key]:
             yield from _import_path(ajet.prompt_tuning, key, ("ajet", "prompt_tuning"), folder)
@@ -110,8 +110,7 @@ def _own_block(
 
 
 def _import_path(section: Section, key: str, place: tuple[str, ...], folder: Path) -> Iterator[Problem]:
-    text = section[key]
-    if text is None:
+    if (text := section[key]) is None:
         return
     try:
         path = split_import_path(text)
@@ -149,25 +148,27 @@ def _named(path: str) -> str:
     return repr(path) if len(path) <= LONGEST_SHOWN else f"{path[:LONGEST_SHOWN]!r}…"
 
 
-def _model_folder(model: ModelConfig, folder: Path) -> Iterator[Problem]:
+def _model_folder(section: Section, key: str, place: tuple[str, ...], folder: Path) -> Iterator[Problem]:
     """As `_folder_or_hub`; a folder has to hold a model."""
-    problems = list(_folder_or_hub(model, "path", ("ajet", "model"), folder))
-    yield from problems
-    if problems or not (found := Path(model.path)).is_absolute():
+    text = section[key]
+    if text is None or text.startswith("tiny:") or (key == "teacher" and "://" in text):  # a server's address
         return
-    what, fix = f"{model.path!r} is not a folder", "name a model's folder in Hugging Face form, or a hub id"
+    yield from (problems := list(_folder_or_hub(section, key, place, folder)))
+    if problems or not (found := Path(section[key])).is_absolute():
+        return
+    what, fix = f"{section[key]!r} is not a folder", "name a model's folder in Hugging Face form, or a hub id"
     if holds(Path.is_file, found / "adapter_config.json"):
-        what = f"{model.path!r} holds a LoRA adapter, not a model"
+        what = f"{section[key]!r} holds a LoRA adapter, not a model"
         fix = "merge it into its base model first (peft: merge_and_unload, then save_pretrained), and name that folder"
     elif holds(Path.is_file, found / "config.json"):
         return
     elif found.is_dir():
-        what = f"{model.path!r} holds no config.json"
+        what = f"{section[key]!r} holds no config.json"
         if copies := sorted(found.glob("snapshots/*/config.json")):  # of the hub's cache
             fix = f"name {str(copies[-1].parent)!r}"
         elif any(found.glob("*.gguf")):
             what, fix = f"{what}, only GGUF", "name the model that it was made from, in Hugging Face form"
-    yield Problem(("ajet", "model", "path"), what, fix)
+    yield Problem((*place, key), what, fix)
 
 
 def _folder_or_hub(section: Section, key: str, place: tuple[str, ...], folder: Path) -> Iterator[Problem]:
@@ -175,8 +176,7 @@ def _folder_or_hub(section: Section, key: str, place: tuple[str, ...], folder: P
 
     What could be an id isn't looked up in the folders above: a folder there may bear a hub's name by chance.
     """
-    text = section[key]
-    if text is None:
+    if (text := section[key]) is None:
         return
     is_id = bool(HUB_ID.match(text)) and not text.startswith((".", "~", "/"))
     near = next((place.resolve() for place in likely_places(text, [folder]) if holds(Path.exists, place)), None)

@@ -131,6 +131,12 @@ def test_files_are_found_from_the_working_directory_or_the_yaml(folder: Path, mo
     reader = "task_reader.jsonl_dataset_file.training.file_path=tasks.jsonl"
     config = load(folder, "", "task_reader.type=jsonl_dataset_file", reader)
     assert config.ajet.task_reader.jsonl_dataset_file.training.file_path == f"{folder}/tasks.jsonl"
+    teacher = "trainer_common.algorithm.distillation.teacher"
+    assert f"{teacher}: no file or folder './big'" in refused(folder, "", f"{teacher}=./big")
+    (folder / "big").mkdir()
+    assert "holds no config.json" in refused(folder, "", f"{teacher}=./big")
+    (folder / "big" / "config.json").write_text("{}")
+    assert load(folder, "", f"{teacher}=./big").ajet.trainer_common.algorithm.distillation.teacher == f"{folder}/big"
 
 
 def test_existing_files_load_and_are_told_what_has_no_effect(folder: Path) -> None:
