@@ -395,7 +395,7 @@ def _no_mask(**_options: Any) -> Visibility:
 
 
 def _attend_cpu(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, **_options: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_options: Any
 ) -> tuple[Tensor, None]:
     """As `BlockAttention`: tokens first, and keys and values repeated for the heads that share them."""
     groups = query.shape[1] // key.shape[1]
@@ -406,7 +406,7 @@ def _attend_cpu(
 
 
 def _attend_cuda(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, **_options: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_options: Any
 ) -> tuple[Tensor, None]:
     """As FlexAttention: heads share keys and values."""
     tokens_first = (each[0].transpose(0, 1) for each in (query, key, value))

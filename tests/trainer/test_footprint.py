@@ -16,7 +16,7 @@ from ajet.engine.layers import layers_of
 from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer import footprint
 from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit
-from ajet.trainer.footprint import Pass, few_layers, pass_bytes, training_bytes
+from ajet.trainer.footprint import Pass, few_layers, pass_bytes, trained_as, training_bytes
 from ajet.trainer.forward import BestForward, Entropy, RowForward
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs
@@ -155,3 +155,10 @@ def test_layers_that_are_not_alike_are_all_computed() -> None:
         model.model.layers[3].mlp.up_proj = torch.nn.Linear(64, 300, bias=False)
         assert few_layers(model) is None
         assert few_layers(small_model(**SHAPE)) is None
+
+
+def test_a_model_that_passes_its_mask_on_by_name_can_be_trained() -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_dense_layers": 1}
+    with torch.device("meta"):
+        model = small_model("afmoe", **SHAPE, **experts)
+    assert trained_as(model).why_rows is None
