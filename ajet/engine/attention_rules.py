@@ -132,14 +132,15 @@ def visibility_of_mask(
     """Return the rule of a mask instead of the mask itself. transformers calls this for each kind of mask that a model
     needs."""
     named = [getattr(config, key, None) for key in WINDOW_KEYS]
-    sizes = [size for size in (local_size, *named) if isinstance(size, int) and size > 0]
+    sizes = [size for size in (local_size, *named) if isinstance(size, int) and size >= 0]
     device = _other.get("device")
     if device is not None and torch.device(device).type == "meta":
         device = None  # without weights, the rule is the same
-    asking, seen = _probe_positions(max(sizes, default=8), device)
+    asking, seen = _probe_positions(max(sizes, default=0) or 8, device)
     nothing = torch.zeros((), dtype=torch.long, device=device)
     shown = mask_function(nothing, nothing, asking, seen)
-    for found in (ALL, *(Visibility(sight, size) for size in sizes for sight in (Sight.WINDOW, Sight.CHUNK))):
+    windows = [Visibility(Sight.WINDOW, size) for size in sizes]  # of 0: Qwen2-MoE's for layers that it hasn't
+    for found in (ALL, *windows, *(Visibility(Sight.CHUNK, size) for size in sizes if size)):
         if torch.equal(shown.expand(len(asking), seen.shape[1]), (seen <= asking) & (seen >= found.first(asking))):
             return found
     raise UnsupportedAttentionError("a mask that is neither causal nor a window nor made of chunks")

@@ -69,6 +69,12 @@ def test_so_do_the_other_ways_to_compute_them(family: str, other: str, monkeypat
     assert distance(gradients(model, PackForward(), items, Layout.TREE), expected) < 1e-5
 
 
+def test_a_mask_for_layers_that_the_model_has_none_of() -> None:
+    model = windowed_model("qwen2_moe", use_sliding_window=False, layer_types=None)
+    assert model.config.sliding_window == 0
+    assert check_trees(model, long_items()) is None
+
+
 def test_a_window_that_the_first_batch_does_not_reach_is_tried_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     items = items_of(credited_batch())
     model = windowed_model("mistral", sliding_window=200)
