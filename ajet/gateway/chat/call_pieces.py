@@ -221,7 +221,7 @@ def tag_scanner(head: str, further: str, argument: re.Pattern[str], close: str) 
 
 # ------------------------------------------------------------ arguments in Python
 
-_PYTHON_HEAD = re.compile(r"\s*\[?\s*([A-Za-z_][A-Za-z0-9_.]*)\(")
+_PYTHON_HEAD = re.compile(r"\s*+\[?\s*+([A-Za-z_][A-Za-z0-9_.]*)\(")
 _PYTHON_FURTHER = re.compile(r"\s*\)\s*,\s*([A-Za-z_][A-Za-z0-9_.]*)\(")
 _PYTHON_KEY = re.compile(r"\s*,?\s*([A-Za-z_][A-Za-z0-9_]*)\s*=(?!=)\s*")
 _PYTHON_TOKEN = re.compile(r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|[(\[{]|[)\]}]|,|[^'"()\[\]{},#]+""", re.DOTALL)
