@@ -173,6 +173,13 @@ def test_a_folder_of_the_tasks(tmp_path: Path) -> None:
     assert judged({}, "", "python3 lib/test_lib.py", folder=str(tmp_path), test_files=test).passed
 
 
+def test_a_result_replaces_nothing_that_the_tests_have() -> None:
+    result = "__all__ = ['n', 'abs', 'math', '__name__']\nn = 2\ndef abs(x): return 0\nclass math: inf = 2"
+    test = "import math\nfrom r import *\nassert n == 2 and __name__ == '__main__' and abs(-1) and math.inf > 2"
+    verdict = judged({"r.py": result}, test)
+    assert verdict.passed, verdict.output
+
+
 def test_tests_that_say_nothing_are_an_error() -> None:
     with pytest.raises(TaskDataError, match=r"imported nothing of what the agent wrote.*result_as: files"):
         judged({"n.py": "N = 1"}, "print('fine')")
