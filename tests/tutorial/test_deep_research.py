@@ -53,7 +53,9 @@ def test_a_broken_library_is_named(files: Any, tmp_path: Path) -> None:
     ("report", "reward"),
     [
         ("Answer: Ada Abel [p1]", 1.0),
-        ("I read both.\nanswer\nAnswer: ada abel, see [p2][p1].", 1.0),
+        ("I read both.\nanswer\nAnswer: ada abel, see [p1][p2].", 1.0),
+        ("Answer: Ada Abel [p2][p1]", 0.5),
+        ("Answer: Ada Lund, Bruno Kruse, Greta Frey, Ada Abel [p1]", 0.0),
         ("Answer: Ada Abel [p2]", 0.5),
         ("Answer: Ada Abel [p99]", 0.5),
         ("Answer: Ada Abel", 0.5),

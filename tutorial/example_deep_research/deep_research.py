@@ -33,6 +33,8 @@ WRITER = (
 )
 NOTHING = "Nothing was found."
 CITED = re.compile(r"\[(p\d+)\]")
+MORE_WORDS = 5
+"""How many an answer may have beside the right ones."""
 
 
 class DeepResearchWorkflow(Workflow):
@@ -72,9 +74,12 @@ async def say(model: Any, system: str, text: str) -> str:
 
 
 def grade(report: str, answer: str, corpus: Corpus) -> tuple[float, dict[str, float]]:
-    """The reward, and what it is made of. Only what follows the last `Answer:` counts."""
+    """The reward, and what it is made of. Only what follows the last `Answer:` counts: a few words, and one page. A
+    list of all names and pages would hold the right ones."""
     said = report.rpartition("Answer:")[2] if "Answer:" in report else ""
-    right = re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", CITED.sub("", said), re.IGNORECASE) is not None
-    cited = [corpus.pages[name] for name in CITED.findall(said) if name in corpus.pages]
+    words = CITED.sub("", said)
+    right = re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", words, re.IGNORECASE) is not None
+    right = right and len(words.split()) <= len(answer.split()) + MORE_WORDS
+    cited = [corpus.pages[name] for name in CITED.findall(said)[:1] if name in corpus.pages]
     backed = right and any(answer.lower() in f"{page.title} {page.text}".lower() for page in cited)
     return 0.5 * right + 0.5 * backed, {"right": float(right), "cited": float(backed)}
