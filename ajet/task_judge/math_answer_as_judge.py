@@ -46,6 +46,8 @@ _NUMBER = re.compile(rf"([+-]?)({_UNSIGNED})(?:e([+-]?\d+))?")
 _FRACTION = re.compile(rf"([+-]?)\(?([+-]?{_UNSIGNED})\)?/\(?([+-]?{_UNSIGNED})\)?")
 _MIXED = re.compile(r"([+-]?)(\d+)[ +](\d+)/(\d+)")
 _POWER = re.compile(rf"([+-]?)(?:({_UNSIGNED})\*)?10\^\(?([+-]?\d+)\)?")
+_SUM = re.compile(r"[\d)] ?[-+*] ?[\d(.]")
+"""Numbers that are still to be added or multiplied."""
 COUNTED = "counted"
 _UNIT_NAMES = {
     COUNTED: r"units?|people|points?|ways?|times|个|人",
@@ -185,6 +187,8 @@ def compare_answers(given: str, expected: str) -> bool | None:
     mine, theirs = _bare(mine), _bare(theirs)
     if _number(mine) is not None and _number(theirs) is not None:
         return False
+    if _number(theirs) is not None and _SUM.search(mine.rpartition("=")[2]):
+        return False  # asked for 84, a model that writes 12*7 has left the work to the library
     one, other = _listed(mine), _listed(theirs)
     if one and other and _differ(one.brackets, other.brackets):
         return False

@@ -245,3 +245,9 @@ def test_no_text_keeps_the_judge_busy(hostile: str) -> None:
 )
 def test_what_exact_rules_decide(given: str, expected: str, surely: bool | None) -> None:
     assert compare_answers(given, expected) is surely
+
+
+@pytest.mark.parametrize("given", ["12*7", r"\boxed{x = 100 - 16}", r"\boxed{12 \times (5+2)}"])
+def test_a_number_that_is_still_to_be_computed_is_not_it(given: str) -> None:
+    assert compare_answers(given, "84") is False
+    assert compare_answers("12*7=84", "84") is None is compare_answers("12*7", r"2^2*3*7")
