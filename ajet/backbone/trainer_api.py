@@ -319,7 +319,7 @@ def _named(agent: Any) -> str:
 
 def _importable(symbol: Any) -> str | None:
     """`file.py->name` for a symbol of an imported file. A program's own symbols (`__main__`) are used as they are."""
-    module, name = sys.modules.get(symbol.__module__), symbol.__qualname__
+    module, name = sys.modules.get(symbol.__module__), getattr(symbol, "__qualname__", "")  # `partial` has none
     file = getattr(module, "__file__", None)
     if module is None or symbol.__module__ == "__main__" or file is None or getattr(module, name, None) is not symbol:
         return None

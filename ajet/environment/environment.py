@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from ajet.config.kinds import ENVIRONMENT_PROTOCOLS, ENVIRONMENTS, load
 from ajet.schema.errors import ConfigError, EnvironmentFault, ImportPathError, RewardError
-from ajet.schema.task import Task, finite_reward
+from ajet.schema.task import Task, finite_reward, scalar
 from ajet.schema.user_code import ARROW, load_symbol
 
 Action = Any
@@ -84,9 +84,7 @@ def checked_step(value: Any, where: str) -> StepResult:
             f"{where} returned {value!r:.80} of type {type(value).__name__}, "
             "not a StepResult or (observation, reward, done, info)"
         )
-    done = value.done
-    if getattr(done, "ndim", None) == 0 and hasattr(done, "item"):
-        done = done.item()  # numpy's bool
+    done = scalar(value.done)
     if not isinstance(done, bool):
         raise EnvironmentFault(f"{where} returned done={done!r:.80} of type {type(done).__name__}, not a bool")
     if not isinstance(value.info, dict):
@@ -97,6 +95,7 @@ def checked_step(value: Any, where: str) -> StepResult:
 def checked_reward(value: Any, where: str, fault: type[EnvironmentFault] = EnvironmentFault) -> float:
     """A reward from an environment as a finite float. Raises `fault`."""
     try:
+        value = scalar(value)
         return finite_reward(float(value) if isinstance(value, bool) else value, f"the reward from {where}")
     except RewardError as error:
         raise fault(str(error)) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections import defaultdict
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -87,14 +88,18 @@ class WorkflowOutput(BaseModel):
     log_metrics: dict[str, Any] = Field(default_factory=dict)
 
 
+def scalar(value: Any) -> Any:
+    """A scalar of numpy or torch as Python's own; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+
+
 def finite_reward(value: Any, source: str) -> float:
     """A reward as a Python float; scalars of numpy and torch are accepted. Raises RewardError for anything else.
 
     Every entry point for rewards (workflow, judge, tuner, gateway) calls this once, and later code relies on it.
     """
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        value = value.item()
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    value = scalar(value)
+    is_number = isinstance(value, numbers.Real | Decimal) and not isinstance(value, bool)
     if is_number:
         try:
             number = float(value)

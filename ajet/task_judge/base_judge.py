@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from ajet.config.kinds import JUDGES, load
 from ajet.schema.chat import Message
 from ajet.schema.errors import JudgeFault, RewardError
-from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward
+from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward, scalar
 from ajet.schema.user_code import check_method, import_class
 from ajet.task_judge.symbolic import compared_by
 
@@ -195,9 +195,9 @@ def validate_reward(value: Any, judge_name: str = "the judge") -> Judgement:
     if isinstance(value, tuple):
         if len(value) != 2:
             raise JudgeFault(f"{judge_name} returned {len(value)} values instead of (reward, is_success): {value!r}")
-        reward, success = (_plain(part) for part in value)
+        reward, success = (scalar(part) for part in value)
         return Judgement(_reward(reward, judge_name), _success(success, judge_name))
-    value = _plain(value)
+    value = scalar(value)
     return Judgement(_reward(value, judge_name), value if isinstance(value, bool) else None)
 
 
@@ -223,17 +223,10 @@ def _of_parts(reward: Reward, judge_name: str) -> Judgement:
             )
     if unknown := reward.weights.keys() - reward.parts.keys():
         raise JudgeFault(f"{judge_name} returned a Reward with a weight for {sorted(unknown)[0]!r}, which is no part")
-    parts = {name: _reward(_plain(value), f"{judge_name}, part {name!r},") for name, value in reward.parts.items()}
-    weights = {name: _reward(_plain(reward.weights.get(name, 1.0)), f"{judge_name}, as weight,") for name in parts}
+    parts = {name: _reward(scalar(value), f"{judge_name}, part {name!r},") for name, value in reward.parts.items()}
+    weights = {name: _reward(scalar(reward.weights.get(name, 1.0)), f"{judge_name}, as weight,") for name in parts}
     total = _reward(Reward(parts, weights).total, judge_name)
-    return Judgement(total, _success(_plain(reward.is_success), judge_name), parts, weights, dict(reward.notes))
-
-
-def _plain(value: Any) -> Any:
-    """Convert a numpy or torch scalar to Python's own type."""
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return value.item()
-    return value
+    return Judgement(total, _success(scalar(reward.is_success), judge_name), parts, weights, dict(reward.notes))
 
 
 def _reward(reward: Any, judge_name: str) -> float:

@@ -33,7 +33,7 @@ from ajet.schema.errors import (
     error_chain,
 )
 from ajet.schema.install import written_for_another_agentscope
-from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.schema.task import WorkflowOutput, WorkflowTask, scalar
 from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, validate_reward
 from ajet.task_runner.attempt import AskEnding, EarlyEnding, EmittedSpans, WorkflowResult, finite_rewards, plain, shown
 from ajet.task_runner.environments import LeasedSandbox, enter
@@ -237,10 +237,9 @@ def _being_cancelled() -> bool:
 
 
 def _is_success(value: Any) -> bool | None:
-    if value is None or isinstance(value, bool):
-        return value
-    if getattr(value, "ndim", None) == 0 and isinstance(value.item(), bool):  # of numpy or torch
-        return bool(value)
+    success = scalar(value)
+    if success is None or isinstance(success, bool):
+        return success
     raise WorkflowFault(f"the workflow's is_success must be true, false or None, not {shown(value, 80)}")
 
 

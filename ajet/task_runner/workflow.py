@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from ajet.schema.errors import UserError
+from ajet.schema.errors import RewardError, UserError
 from ajet.schema.resources import LLM, PromptTemplate
-from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.schema.task import WorkflowOutput, WorkflowTask, scalar
 
 if TYPE_CHECKING:
     from ajet.task_runner.tuner import AjetTuner
@@ -149,20 +149,21 @@ def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _workflow_class(rollout_function: RolloutFunction) -> type[Workflow]:
-    """A function with `async def` gets an `execute` with `async def`; any other runs in a thread without a loop."""
+    """A function with `async def` gets an `execute` with `async def`; any other runs in a thread without a loop, and
+    may return a coroutine, as decorated ones do."""
     name = getattr(rollout_function, "__name__", "function")
-    if inspect.iscoroutinefunction(rollout_function._function):
 
-        async def execute_async(_: Workflow, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
-            return output_of(name, await rollout_function.bind(workflow_task, tuner))
+    async def output(returned: Awaitable[Any]) -> WorkflowOutput:
+        return output_of(name, await returned)
 
-        execute: Any = execute_async
-    else:
+    async def execute_async(_: Workflow, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        return await output(rollout_function.bind(workflow_task, tuner))
 
-        def execute_sync(_: Workflow, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
-            return output_of(name, rollout_function.bind(workflow_task, tuner))
+    def execute_sync(_: Workflow, workflow_task: WorkflowTask, tuner: AjetTuner) -> Any:
+        returned = rollout_function.bind(workflow_task, tuner)
+        return output(returned) if inspect.isawaitable(returned) else output_of(name, returned)
 
-        execute = execute_sync
+    execute = execute_async if inspect.iscoroutinefunction(rollout_function._function) else execute_sync
     doc = inspect.getdoc(rollout_function._function)
     return type(name, (Workflow,), {"execute": execute, "__doc__": doc, "__module__": rollout_function.__module__})
 
@@ -171,11 +172,12 @@ def output_of(name: str, returned: Any) -> WorkflowOutput:
     """What a function returned, as a workflow's output."""
     if isinstance(returned, WorkflowOutput):
         return returned
+    returned = scalar(returned)
     if isinstance(returned, bool):
         return WorkflowOutput(reward=float(returned), is_success=returned)
     if returned is None or isinstance(returned, int | float | list) or hasattr(returned, "__float__"):
         return WorkflowOutput.model_construct(reward=returned)  # checked where all rewards enter
-    raise RolloutFunctionError(
-        f"{name} returned {returned!r:.200} of type {type(returned).__name__}\n"
-        "    return the reward (a number, or one number per model call), a WorkflowOutput, or None for the judge"
+    raise RewardError(
+        f"{name} returned {returned!r:.200} of type {type(returned).__name__}: "
+        "return the reward (a number, or one number per model call), a WorkflowOutput, or None for the judge"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ TASK = WorkflowTask(task=Task(task_id="t1", metadata={"answer": "1/2"}))
         ((np.array(0.25), 1), 0.25, True),
         (np.int64(3), 3.0, None),
         (0.75, 0.75, None),
+        (Decimal("0.75"), 0.75, None),
         (True, 1.0, True),
     ],
 )

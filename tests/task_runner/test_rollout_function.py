@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet import Task, Workflow, WorkflowOutput, WorkflowTask, rollout
+from ajet import Task, Trainer, Workflow, WorkflowOutput, WorkflowTask, rollout
 from ajet.config.loader import make_config
+from ajet.schema.errors import RewardError
 from ajet.schema.user_code import import_class
 from ajet.task_runner.workflow import RECORD_KEY, RolloutFunctionError
 
@@ -53,18 +55,33 @@ def test_what_is_returned_is_the_reward(returned: Any, reward: Any) -> None:
     assert execute(rollout(lambda task: returned)).reward == reward
 
 
-def test_true_and_false_are_rewards_and_successes() -> None:
-    output = execute(rollout(lambda task: False))
+@pytest.mark.parametrize("said", [False, np.bool_(False)])
+def test_true_and_false_are_rewards_and_successes(said: Any) -> None:
+    output = execute(rollout(lambda task: said))
     assert (output.reward, output.is_success) == (0.0, False)
 
 
-def test_anything_else_returned_is_named() -> None:
+def test_anything_else_returned_is_named_and_no_cut_reply_excuses_it() -> None:
     @rollout
     def agent(task: Any) -> Any:
         return {"reward": 1.0}
 
-    with pytest.raises(RolloutFunctionError, match=r"agent returned \{'reward': 1.0\} of type dict"):
+    with pytest.raises(RewardError, match=r"agent returned \{'reward': 1.0\} of type dict"):
         execute(agent)
+
+
+def test_decorated_partial_and_callable_coroutines_are_awaited(tmp_path: Path) -> None:
+    async def agent(task: Any, share: float) -> float:
+        return share
+
+    class Agent:
+        async def __call__(self, task: Any) -> float:
+            return 0.5
+
+    part = functools.partial(agent, share=0.5)
+    for function in (part, Agent(), functools.wraps(part)(lambda task: part(task))):
+        assert execute(rollout(function)).reward == 0.5
+        Trainer(exp_dir=tmp_path)._config(function, [1], None)
 
 
 def test_an_unknown_parameter_is_refused_where_the_function_stands() -> None:
