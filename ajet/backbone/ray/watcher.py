@@ -81,6 +81,8 @@ LOOK_S = 0.5
 """Seconds between looks at the driver."""
 SILENCE_S = 1800.0
 """A driver that writes nothing for this long, or for two episode timeouts, hangs."""
+LACKS = re.compile(r"No available node types can fulfill resource request .*?(\{.*?\})")
+"""What Ray says every half a minute while nothing can go on, because no machine has so many logical CPUs or GPUs."""
 LEFT_OUT = "(the run, encoded)"
 """Stands in the log in place of our payload."""
 
@@ -146,8 +148,15 @@ class ChildLog:
         assert self._child.stdout is not None
         with self._path.open("a", encoding="utf-8") as file:
             for raw in self._child.stdout:
-                self.spoke = time.monotonic()
                 line = raw.decode(errors="replace")
+                if (lacks := LACKS.search(line)) is None:
+                    self.spoke = time.monotonic()
+                else:
+                    logging.getLogger(__name__).warning(
+                        "no machine of this Ray has %s, without which the run can't go on: start one with more CPUs "
+                        "(ray start --head --num-cpus=N; N may exceed the cores), and name it with --ray-address",
+                        lacks.group(1),
+                    )
                 if self._payload:
                     line = line.replace(self._payload, LEFT_OUT)
                 file.write(self._mask(line))

@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,20 @@ def test_the_childs_log_holds_neither_secrets_nor_the_payload(tmp_path: Path) ->
     child.wait()
     log.finish()
     assert (tmp_path / "log").read_text() == f"key ***\n{{'ajet_run': '{LEFT_OUT}'}}\n"
+
+
+def test_a_ray_without_enough_is_named_and_is_no_sign_of_life(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It says so for ever."""
+    said = (
+        "(autoscaler +17s) Error: No available node types can fulfill resource request "
+        "defaultdict(<class 'float'>, {'CPU': 3.0, 'GPU': 1.0}). Add suitable node types to this cluster."
+    )
+    program = f"import time; print('start', flush=True); time.sleep(0.5); print({said!r})"
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    log = ChildLog(child, tmp_path / "log", payload="", mask=str)
+    child.wait()
+    ended = time.monotonic()
+    log.finish()
+    assert said in (tmp_path / "log").read_text()
+    assert log.spoke < ended - 0.4
+    assert "no machine of this Ray has {'CPU': 3.0, 'GPU': 1.0}" in caplog.text
