@@ -28,6 +28,7 @@ from ajet.engine.base import Engine, EnginePlacement
 from ajet.observe.metrics import read_metrics
 from ajet.observe.progress import Progress
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.run_files import read_events
 from ajet.observe.running_total import RunningTotal
 from ajet.schema.episode import Episode, EpisodeGroup, FloatArray
 from ajet.schema.errors import EXIT_FAILED, ConfigError
@@ -182,6 +183,12 @@ class LocalRun:
             self.progress.phase("load", detail=f"checkpoint {checkpoint.path}")
             self._resume(checkpoint)
         elif self.experiment.resumed and not self.common.val_only:
+            events = read_events(self.experiment.path / "events.jsonl")
+            if any(event.get("event") == "checkpoint" for event in events):
+                raise ConfigError(
+                    f"{self.experiment.checkpoints} holds no whole checkpoint any more: this would begin again and drop "
+                    "what it has recorded. Bring the checkpoints back, or use --fresh, which keeps the records aside"
+                )
             if self.experiment.has_results:
                 log.info("no checkpoint to resume from: the run begins again, and what it had recorded is dropped")
             self._rewind(BEFORE_THE_FIRST)

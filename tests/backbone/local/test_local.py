@@ -30,7 +30,7 @@ from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
 from ajet.schema.chat import Completion
-from ajet.schema.errors import JudgeFailedError, UserError
+from ajet.schema.errors import ConfigError, JudgeFailedError, UserError
 from support import SUPPORT
 from support.waiting import wait_until
 
@@ -193,6 +193,10 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path: Pat
     _, experiment = train(tmp_path, **{"trainer_common.total_training_steps": 2})
     episodes = len(list(EpisodeStore(experiment / "episodes.sqlite").all()))
     shutil.rmtree(experiment / "checkpoints")
+    with pytest.raises(ConfigError, match="holds no whole checkpoint any more"):
+        train(tmp_path, **{"trainer_common.total_training_steps": 2})
+    assert len(read_metrics(experiment / "metrics.jsonl")) == 2, "what is recorded doesn't go with them"
+    (experiment / "events.jsonl").unlink()
     train(tmp_path, **{"trainer_common.total_training_steps": 2})
     lines = [json.loads(line)["step"] for line in (experiment / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == len(set(lines)) and max(lines) == 2
