@@ -106,15 +106,15 @@ def _may_be_model(target: str) -> bool:
 def weights_folder(folder: Path, *, best: bool = False) -> Path:
     """The Hugging Face folder of an experiment's newest (or best) checkpoint, of a checkpoint, or the folder itself."""
     if (folder / "checkpoints").is_dir():
-        from ajet.trainer.checkpoint import CheckpointFolder
+        from ajet.trainer.checkpoint import CheckpointFolder, load
 
         checkpoints = CheckpointFolder(folder / "checkpoints")
-        newest = checkpoints.newest()
-        chosen = checkpoints.best() if best else newest.path if newest is not None else None
-        if chosen is not None:
-            return chosen / "hf"
         if best:
-            raise ConfigError(f"{folder} holds no checkpoint with a validation")
+            if (path := checkpoints.best()) is None:
+                raise ConfigError(f"{folder} holds no checkpoint with a validation")
+            return load(path).path / "hf"
+        if (newest := checkpoints.newest()) is not None:
+            return newest.path / "hf"
         # verl's checkpoints have their own format; its newest weights are in hf/
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder, and no run in saved_experiments has that name (`ajet runs`)")

@@ -10,6 +10,7 @@ from ajet.cli.main import main
 from ajet.cli.targets import target_config, weights_folder, weights_of
 from ajet.observe.viewer import ExperimentNotFoundError
 from ajet.schema.errors import ConfigError
+from ajet.trainer.checkpoint import CheckpointError, CheckpointFolder
 
 
 def test_an_experiments_weights_are_found(tmp_path: Path) -> None:
@@ -47,6 +48,20 @@ def test_a_damaged_config_of_a_run_is_named_before_its_weights_are_touched(
         assert main(command) == 2
         assert capsys.readouterr().err.startswith(f"error: {run}/config.resolved.yaml:1: ")
     assert [file.name for file in target.iterdir()] == ["kept"]
+
+
+def test_the_best_checkpoint_is_checked_before_it_is_used(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "hf").mkdir()
+        (folder / "hf" / "config.json").write_text("{}")
+
+    checkpoints = CheckpointFolder(tmp_path / "checkpoints")
+    for step, score in ((1, 0.9), (2, 0.1)):
+        checkpoints.save(step, {"score": score}, fill)
+    assert weights_folder(tmp_path, best=True) == tmp_path / "checkpoints" / "step_1" / "hf"
+    (tmp_path / "checkpoints" / "step_1" / "hf" / "config.json").write_text("")
+    with pytest.raises(CheckpointError, match="step_1 is damaged"):
+        weights_folder(tmp_path, best=True)
 
 
 def test_a_folder_for_evaluation_must_exist_and_hold_weights(tmp_path: Path) -> None:
