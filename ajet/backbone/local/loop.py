@@ -186,7 +186,7 @@ class LocalRun:
             events = read_events(self.experiment.path / "events.jsonl")
             if any(event.get("event") == "checkpoint" for event in events):
                 raise ConfigError(
-                    f"{self.experiment.checkpoints} holds no whole checkpoint any more: this would begin again and drop "
+                    f"{self.experiment.checkpoints} holds no whole checkpoint any more: it would begin anew and drop "
                     "what it has recorded. Bring the checkpoints back, or use --fresh, which keeps the records aside"
                 )
             if self.experiment.has_results:
