@@ -198,6 +198,7 @@ class ContextTracker:
             extends=ROOT if parent is None else parent.index,
             new_messages=new_messages,
             tools=request.toolset,
+            template_kwargs=dict(request.kwargs),
             fork=fork,
             started_s=time.monotonic() - self._started,
         )
@@ -258,8 +259,7 @@ class ContextTracker:
         record.empty_thought = not record.reasoning and THOUGHT_END in text
         record.ids = (record.prompt_ids, self.renderer.encoder.shared(ids))
         record.prompt_ids = []
-        if not call.trainable:
-            call.drop = "not_trainable"
+        call.drop = None if call.trainable else "not_trainable"
         if self.settings.checks:
             self._check_output(record, reply, text, malformed)
 

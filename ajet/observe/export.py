@@ -18,7 +18,7 @@ from ajet.observe.episode_store import EpisodeFilter, EpisodeStore, RecordedEpis
 from ajet.observe.otlp import PATH, to_json
 from ajet.observe.tracing.recording import new_span_id, trace_id_of
 from ajet.observe.tracing.sender import SpanSender, episode_spans
-from ajet.schema.episode import ROOT, Episode
+from ajet.schema.episode import ROOT, Call, Episode
 from ajet.schema.errors import ConfigError, MissingDependencyError, UserError
 from ajet.schema.printable import is_stream
 from ajet.schema.span import Span
@@ -94,22 +94,34 @@ def _trace_record(one: RecordedEpisode) -> dict[str, Any]:
 
 
 def sft_records(recorded: Iterator[RecordedEpisode]) -> Iterator[dict[str, Any]]:
-    """The conversations of usable episodes, each up to its last reply. A reply that another one replaced, that was
-    masked, or that was cut, is no example."""
+    """The conversations of usable episodes, each up to its last reply that is an example: it ended by itself, and no
+    other one replaced it. What else assistants say in them is marked as context, as is a reply that was shown before.
+    """
     for one in recorded:
         tree = one.episode.tree
         if not one.episode.usable:
             continue
-        extended = {call.extends for call in tree.calls if call.run != ROOT}
-        for index, call in enumerate(tree.calls):
-            shown = call.run != ROOT and call.trainable and call.drop not in ("abandoned", "failure_reward")
-            if shown and index not in extended and call.finish_reason != "length":
-                record: dict[str, Any] = {"messages": conversation(tree, index)}
+        examples = {index: call for index, call in enumerate(tree.calls) if _is_example(call)}
+        extended = {call.extends for call in examples.values()}
+        fresh = {id(call.reply) for call in examples.values()}
+        for index, call in examples.items():
+            if index not in extended:
+                said = conversation(tree, index)
+                messages = [m if m["role"] != "assistant" or id(m) in fresh else {**m, "train": False} for m in said]
+                fresh.difference_update(map(id, said))
+                record: dict[str, Any] = {"messages": messages}
+                if call.template_kwargs:
+                    record["chat_template_kwargs"] = call.template_kwargs
                 if call.tools != ROOT:
                     record["tools"] = tree.toolsets[call.tools]
                 reward = one.episode.agent_rewards.get(call.agent, one.episode.reward)
                 about = {"episode_id": one.episode.episode_id, "agent": call.agent, "reward": reward}
                 yield {**record, "task_id": one.episode.task_id, **about}
+
+
+def _is_example(call: Call) -> bool:
+    sampled = call.run != ROOT and call.trainable and call.finish_reason != "length"
+    return sampled and call.drop not in ("abandoned", "failure_reward")
 
 
 def _full_record(one: RecordedEpisode) -> dict[str, Any]:

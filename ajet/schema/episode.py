@@ -95,6 +95,8 @@ class Call:
     reply: Message = field(default_factory=dict)
     tools: int = ROOT
     """Index in `CallTree.toolsets`."""
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """The request's `chat_template_kwargs`."""
     fork: Fork | None = None
     started_s: float = 0.0
     """Seconds since the episode began."""

@@ -5,28 +5,30 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import sqlite3
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ajet.observe.episode_codec import token_bytes_of
-from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore
+from ajet.backbone.local.demonstrations import replay
+from ajet.observe.episode_codec import Annotation, decode_episode, encode_episode, token_bytes_of
+from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore, RecordedEpisode
 from ajet.observe.episode_tables import EpisodeStoreError
 from ajet.observe.export import ExportFormat, export_episodes, sft_records
 from ajet.observe.logs import MASK, Masker
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.task_statistics import TaskFilter, task_page
-from ajet.schema.episode import ROOT, EnvironmentEvent, EnvironmentRecord, Episode, EpisodeStatus, Failure
+from ajet.schema.episode import ROOT, CallTree, EnvironmentEvent, EnvironmentRecord, Episode, EpisodeStatus, Failure
 from ajet.schema.task import Task
 from ajet.task_reader.tracing import exchanges
 from support.synthetic_run import Vocabulary, credit_of, math_episode, trainer_logprobs
+from support.tracker_helpers import Drive, episode_of, said, user
 
 TESTS = Path(__file__).parents[1]
 TASK = Task(
@@ -98,19 +100,6 @@ def test_filters_sort_and_pages(tmp_path: Path) -> None:
     assert store.neighbours(everyone[1].episode_id) == (everyone[0].episode_id, everyone[2].episode_id)
     with pytest.raises(EpisodeNotFoundError, match=r"ajet\.recorder\.keep"):
         store.get("nothing")
-    recorder.close()
-
-
-def test_a_log_that_cannot_be_read_is_said_to_hold_the_newest_episodes(tmp_path: Path) -> None:
-    recorder = EpisodeRecorder(tmp_path / "e.sqlite")
-    recorder.record(episodes(1)[0], 0).result()
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    (copy / "e.sqlite-shm").symlink_to("nowhere/else")  # stands for a read-only folder: as root, none is
-    for name in ("e.sqlite", "e.sqlite-wal"):
-        shutil.copy(tmp_path / name, copy)
-    with pytest.raises(EpisodeStoreError, match=r"newest episodes are still in e\.sqlite-wal"):
-        EpisodeStore(copy / "e.sqlite")
     recorder.close()
 
 
@@ -312,26 +301,51 @@ def test_a_call_without_a_reply_costs_no_demonstration(tmp_path: Path) -> None:
     assert before and list(sft_records(store.all())) == before
 
 
-def test_a_reply_that_another_one_replaced_or_that_was_cut_is_no_demonstration(tmp_path: Path) -> None:
+def test_a_reply_that_another_one_replaced_is_no_demonstration(tmp_path: Path) -> None:
     (episode,) = episodes(1)
     episode.reward = 1.0
     episode.agent_rewards = {call.agent: -0.5 for call in episode.tree.calls}
     answered = [call for call in episode.tree.calls if call.run != ROOT and call.trainable]
     recorder = EpisodeRecorder(tmp_path / "e.sqlite")
 
-    def shown() -> list[dict[str, object]]:
+    def shown() -> list[dict[str, Any]]:
         recorder.record(episode, 1)
         recorder.flush()
         return list(sft_records(EpisodeStore(tmp_path / "e.sqlite").all()))
 
     before = shown()
     assert {record["reward"] for record in before} == {-0.5}
+    assert before[0]["messages"][-1] == answered[-1].reply
     for dropped in ("abandoned", "failure_reward"):
         answered[-1].drop = dropped  # type: ignore[assignment]
-        assert len(shown()) == len(before) - 1
-    answered[-1].drop, answered[-1].finish_reason = None, "length"
-    assert len(shown()) == len(before) - 1
+        assert all(answered[-1].reply not in record["messages"] for record in shown())
     recorder.close()
+
+
+def test_what_is_imitated_from_an_export_is_what_was_trained() -> None:
+    """Not what the prompt shows, was cut by its length, isn't trained, or has been shown before."""
+    drive = Drive("qwen3")
+    talk = [user("Go."), said("Given."), user("Now you.")]
+    for answer in ("one", "two"):
+        drive.ask(talk, said(answer, reasoning_content="Hm."), text=f"<think>\nHm.\n</think>\n\n{answer}")
+        talk.append(user("More."))
+    drive.ask(talk, said("thr"), finish="length", end=False)
+    quick: dict[str, Any] = {"kwargs": {"enable_thinking": False}}
+    talk = [user("Quick!")]
+    drive.ask(talk, said("Other."), trainable=False, **quick)
+    drive.ask([*talk, user("And you?")], said("Mine."), **quick)
+    episode = episode_of(drive.tracker.finish(1.0))
+    tree = decode_episode(encode_episode(episode)).tree
+
+    def trained(tree: CallTree) -> list[list[int]]:
+        return [tree.runs[call.run].ids.tolist() for call in tree.calls if call.mask.any()]
+
+    imitated = []
+    recorded = RecordedEpisode(replace(episode, tree=tree), 1, False, 0.0, "", Annotation())
+    for record in sft_records(iter([recorded])):
+        kwargs = record.get("chat_template_kwargs")
+        imitated += trained(replay(drive.renderer, record["messages"], template_kwargs=kwargs).tree)
+    assert imitated == [ids for ids in trained(tree) if ids[-1] == drive.tokenizer.eos_token_id]
 
 
 def test_bytes_of_tokens() -> None:
