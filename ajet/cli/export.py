@@ -23,7 +23,7 @@ EPISODES_EPILOG = """\
 formats:
   jsonl    one episode per line, with everything: tree, ids, logprobs, masks, credit
   parquet  one model call per row: ids, logprobs, mask, advantage as typed columns
-  sft      one conversation per line (messages, tools), to fine-tune on
+  sft      one conversation per line (messages, tools), to fine-tune on; replies cut by their length are no examples
   otlp     one episode per line as a trace of OpenTelemetry (OTLP JSON): calls, spans, reward
 
 ajet export episodes math_agent good.jsonl --format sft --reward-min 1

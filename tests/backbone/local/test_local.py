@@ -169,9 +169,9 @@ def _exports(folder: Path, experiment: Path) -> None:
     assert main(["export", "weights", str(experiment), str(folder / "weights")]) == 0
     assert "| Steps | 2 |" in (folder / "weights" / "README.md").read_text()
     assert load_file(folder / "weights" / "model.safetensors").keys()
-    assert main(["export", "episodes", str(experiment), str(folder / "talks.jsonl"), "--format", "sft"]) == 0
-    # 18 episodes; a reply cut by its length ends a conversation, so the second turn is one of its own
-    assert (folder / "talks.jsonl").read_text().count("\n") == 18 * 2
+    for form, records in (("jsonl", 18), ("sft", 0)):  # every reply was cut by its length: none is an example
+        assert main(["export", "episodes", str(experiment), str(folder / form), "--format", form]) == 0
+        assert (folder / form).read_text().count("\n") == records
     yaml, _ = config_file(folder)
     assert main(["eval", str(yaml), "--checkpoint", str(experiment), "--json"]) == 0
 
