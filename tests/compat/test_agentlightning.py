@@ -68,9 +68,10 @@ def test_each_task_once_with_its_reward() -> None:
         agl.emit_reward(task["q"] / 2)
 
     template = {"main": agl.PromptTemplate("Say {q}")}
-    trainer = agl.Trainer(n_runners=2, store=store, initial_resources=template)
+    seen = Seen()
+    trainer = agl.Trainer(n_runners=2, store=store, initial_resources=template, hooks=seen)
     ended = trainer.fit(solver, [{"q": 1}, {"q": 2}], val_dataset=[{"q": 3}])
-    assert [one.mode for one in ended] == ["train", "train", "val"]
+    assert [one.mode for one in ended] == ["train", "train", "val"] and seen.names.count("start") == 3
 
     async def rewards() -> list[float | None]:
         return [agl.find_final_reward(await store.query_spans(one.rollout_id)) for one in ended]
@@ -394,6 +395,10 @@ def _verl_trainer(**given: Any) -> agl.Trainer:
     ("make", "says"),
     [
         (lambda: agl.Trainer(algoritm=None), "Trainer takes no algoritm"),
+        (lambda: agl.Trainer(algorithm=cast(Any, agl.Baseline)), "Baseline'>: pass an object, not a class"),
+        (lambda: agl.Trainer(tracer=cast(Any, "OtelTracer")), "'OtelTracer': pass an object"),
+        (lambda: agl.Trainer(n_runners=-1), "n_runners=-1: at least one"),
+        (lambda: agl.Trainer(max_rollouts=0).fit(odd, ["a"]), r"no tasks: pass train_dataset"),
         (lambda: agl.Trainer().fit(3, [1]), "3 is not an agent"),
         (lambda: agl.Trainer().fit(agl.rollout(lambda task: 1.0)), r"no tasks: pass train_dataset"),
         (lambda: agl.Trainer().fit(agl.rollout(lambda task, prompt_template: 1.0), [{"n": 1}]), "initial_resources="),

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from ajet.backbone.trainer_api import QUERY_FIELDS
 from ajet.backbone.trainer_api import Trainer as OurTrainer
 from ajet.cli.migrate import Migration, verl
-from ajet.compat.agentlightning.litagent import Agent, as_agent, workflow_of
+from ajet.compat.agentlightning.litagent import Agent, Hook, as_agent, workflow_of
 from ajet.compat.agentlightning.runner import LitAgentRunner
 from ajet.compat.agentlightning.store import AttemptedRollout, InMemoryLightningStore, LightningStore
 from ajet.compat.agentlightning.tracer import Tracer
@@ -138,7 +138,7 @@ class Trainer:
         initial_resources: Mapping[str, Any] | None = None,
         tracer: Tracer | None = None,
         store: LightningStore | None = None,
-        hooks: Sequence[Any] | None = None,
+        hooks: Hook | Sequence[Hook] | None = None,
         dev: bool = False,
         n_workers: int | None = None,
         exp_dir: str = "saved_experiments",
@@ -153,14 +153,22 @@ class Trainer:
                 f"Trainer takes no {', '.join(sorted(unknown))}: there are no parts of that kind here; see "
                 "docs/from_agent_lightning.md, or `config` for keys of ours"
             )
+        algorithms = (Baseline, VERL, APO, FunctionalAlgorithm)
+        asked: Any = ((algorithm, algorithms), (store, LightningStore), (tracer, Tracer))
+        for part, kind in asked:
+            if part is not None and not isinstance(part, kind):
+                raise UserError(f"Trainer: {part!r:.80}: pass an object, not a class, a name or a dict")
         self.algorithm = Baseline() if algorithm is None or dev else algorithm
         self.n_runners = n_runners or n_workers or 1
+        if self.n_runners < 1:
+            raise UserError(f"Trainer: n_runners={self.n_runners}: at least one runner has to work")
         self.initial_resources = dict(initial_resources or {})
         self.store = store or InMemoryLightningStore()
         adapter = parts.get("adapter")
         agents = adapter.get("agent_match") if isinstance(adapter, Mapping) else getattr(adapter, "agent_match", None)
         self._only_with_runners = {"store": store, "hooks": hooks, "adapter.agent_match": agents}
-        self._max_rollouts, self._tracer, self._hooks = max_rollouts, tracer, hooks or ()
+        self._max_rollouts, self._tracer = max_rollouts, tracer
+        self._hooks: Sequence[Hook] = [hooks] if isinstance(hooks, Hook) else hooks or ()
         self._exp_dir, self._fresh, self._config = exp_dir, fresh, dict(config or {})
 
     def fit(self, agent: Any, train_dataset: Any = None, *, val_dataset: Any = None) -> Any:
@@ -195,9 +203,9 @@ class Trainer:
 
     async def _each_once(self, agent: Agent, train: Any, val: Any) -> list[AttemptedRollout]:
         tasks = [("train", task) for task in _items(train)] + [("val", task) for task in _items(val)]
+        tasks = tasks[: self._max_rollouts]
         if not tasks:
             raise UserError("fit: there are no tasks: pass train_dataset=[…]")
-        tasks = tasks[: self._max_rollouts]
         resources = self.initial_resources or _default_resources(agent, tasks[0][1])
         if resources:
             await self.store.add_resources(resources)
