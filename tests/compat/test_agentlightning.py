@@ -74,7 +74,9 @@ def test_each_task_once_with_its_reward() -> None:
     assert [one.mode for one in ended] == ["train", "train", "val"] and seen.names.count("start") == 3
 
     async def rewards() -> list[float | None]:
-        return [agl.find_final_reward(await store.query_spans(one.rollout_id)) for one in ended]
+        spans = [await store.query_spans(one.rollout_id) for one in ended]
+        assert [(one.name, one.value) for one in agl.get_rewards_from_span(spans[0][-1])] == [("primary", 0.5)]
+        return [agl.find_final_reward(one) for one in spans]
 
     assert asyncio.run(rewards()) == [0.5, 1.0, 1.5]
 

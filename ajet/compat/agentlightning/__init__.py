@@ -38,6 +38,7 @@ from ajet.compat.agentlightning.tracer import (
     Tracer,
     TracerTraceToTriplet,
     TraceToMessages,
+    get_rewards_from_span,
 )
 from ajet.compat.agentlightning.trainer import APO, VERL, Baseline, Trainer, algo
 from ajet.observe.tracing import (
@@ -52,7 +53,6 @@ from ajet.observe.tracing import (
     get_message_value,
     get_object_value,
     get_reward_value,
-    get_rewards_from_span,
     is_reward_span,
     operation,
 )

@@ -39,6 +39,7 @@ from ajet.observe.tracing import (
     to_messages,
     to_triplets,
 )
+from ajet.observe.tracing import get_rewards_from_span as dimensions_of
 from ajet.schema.errors import UserError
 from ajet.schema.span import Span
 
@@ -79,6 +80,18 @@ class LinkPydanticModel(NamedTuple):
 
     key_match: str
     value_match: str
+
+
+class RewardPydanticModel(NamedTuple):
+    """One dimension of a reward."""
+
+    name: str
+    value: float
+
+
+def get_rewards_from_span(span: Span) -> list[RewardPydanticModel]:
+    """All dimensions of a span's reward, the primary one first."""
+    return [RewardPydanticModel(*one) for one in dimensions_of(span).items()]
 
 
 def make_tag_attributes(tags: Iterable[str]) -> dict[str, Any]:
