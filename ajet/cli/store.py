@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
 def _add_place(parser: CommandParser) -> None:
     place = parser.add_mutually_exclusive_group()
     place.add_argument(
-        "--path", metavar="FILE", default=DEFAULT_PATH, help=f"a SQLite file; serving makes it (default: {DEFAULT_PATH})"
+        "--path", metavar="FILE", default=DEFAULT_PATH, help=f"SQLite file; serving makes it (default: {DEFAULT_PATH})"
     )
     place.add_argument("--postgres", metavar="URL", help="postgresql://user@host/database")
 
