@@ -167,7 +167,7 @@ class KeyRing:
     def claim(self, key: str) -> KeyClaim:
         """Check a key and return its content. Raises InvalidKeyError."""
         if not key.startswith(PREFIX) or len(key) > MAX_KEY_CHARS or not key.isascii():
-            raise InvalidKeyError(f"not a key of this server: pass the api_key that came with its address ({PREFIX}...)")
+            raise InvalidKeyError(f"not a key of this server: pass the api_key that comes with its address ({PREFIX}…)")
         head, dot, rest = key[len(PREFIX) :].partition(".")
         if dot:
             scope, _, signature = rest.rpartition(".")

@@ -45,7 +45,7 @@ def test_keys_of_others_and_expired_ones_are_refused() -> None:
     expired = KeyRing(-1, "store.key_ttl")
     with pytest.raises(InvalidKeyError, match=r"expired \(store\.key_ttl\)"):
         expired.claim(expired.issue()[1])
-    with pytest.raises(InvalidKeyError, match="pass the api_key that came with its address"):
+    with pytest.raises(InvalidKeyError, match="pass the api_key that comes with its address"):
         expired.claim("dummy")
     for nonsense in ("", "sk-ajet-", "sk-other", "sk-ajet-é", "sk-ajet-" + "x" * 5000):
         with pytest.raises(InvalidKeyError):
