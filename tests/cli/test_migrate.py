@@ -200,7 +200,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     )
     text = Path("ours.yaml").read_text()
     assert text.startswith("# made by `ajet migrate` from grpo.yaml (TRL)\n# not carried over: wibble: 3")
-    assert yaml.safe_load(text)["ajet"]["rollout"] == {"num_repeat": 16, "engine": "vllm"}
+    assert yaml.safe_load(text)["ajet"]["rollout"] == {"temperature": 1.0, "num_repeat": 16, "engine": "vllm"}
     assert main(["migrate", "grpo.yaml", "--out", "ours.yaml"]) == 2
     assert "there is such a file already" in capsys.readouterr().err
     Path("old.yaml").write_text("ajet: {rollout: {name: vllm, mode: async}}\nmine: {x: 1}\n")
@@ -268,7 +268,17 @@ def test_files_that_are_none(
         (
             "trl.yaml",
             "model_name_or_path: m\nper_device_train_batch_size: 64",
-            {"data.train_batch_size": 8, "rollout.num_repeat": 8},
+            {"data.train_batch_size": 8, "rollout.num_repeat": 8, "trainer_common.use_kl_loss": False},
+        ),
+        (
+            "trl.yaml",
+            "model_name_or_path: m\nmax_steps: 100\nnum_iterations: 4\neval_steps: 10\nbeta: 0.1",
+            {
+                "trainer_common.total_training_steps": 25,
+                "trainer_common.test_freq": 2,
+                "trainer_common.use_kl_loss": True,
+                "rollout.temperature": 1.0,
+            },
         ),
         (
             "verl.yaml",
@@ -279,7 +289,11 @@ def test_files_that_are_none(
         (
             "verl.yaml",
             "algorithm: {adv_estimator: rloo, norm_adv_by_std_in_grpo: false}\nactor_rollout_ref: {}",
-            {"trainer_common.algorithm.adv_estimator": "rloo"},
+            {
+                "trainer_common.algorithm.adv_estimator": "rloo",
+                "trainer_common.use_kl_loss": False,
+                "rollout.temperature": 1.0,
+            },
         ),
     ],
 )

@@ -367,6 +367,8 @@ def test_verls_configuration_is_ours(caplog: pytest.LogCaptureFixture) -> None:
         "task_reader.shuffle": False,
         "model.path": "tiny:qwen2",
         "rollout.num_repeat": 4,
+        "rollout.temperature": 1.0,
+        "trainer_common.use_kl_loss": False,
         "+verl.actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
         "trainer_common.mini_batch_num": 4,
         "trainer_common.optim.lr": 1e-6,

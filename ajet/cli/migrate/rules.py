@@ -54,7 +54,7 @@ class System(NamedTuple):
     recognises: Callable[[Tree], bool]
     rules: Mapping[str, Rule]
     always: Mapping[str, Any] = {}
-    """Keys of ours that any of its files stands for."""
+    """Keys of ours that any of its files stands for: its defaults that train something else than ours."""
     rest: str = ""
     """The block of ours that passes its other keys through unchanged. Empty: they are unknown."""
     prepare: Callable[[Tree], Tree] = lambda tree: tree

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.cli.migrate.rules import ATTENTION, SCHEDULER, As, NotOurs, Rule, System, named, trackers, unless
+from ajet.cli.migrate.rules import ATTENTION, SCHEDULER, As, NotOurs, Rule, System, named, trackers
 from ajet.config.old_keys import Dropped
 
 _COMMON, _ALGORITHM, _OPTIM = "trainer_common", "trainer_common.algorithm", "trainer_common.optim"
@@ -43,9 +43,16 @@ def _every(key: str, strategy: str) -> As:
             return -1
         if given.get(strategy) == "epoch" or not isinstance(value, int):
             raise NotOurs(f"{key} counts steps")
-        return value
+        return _batches(value, given)
 
     return As(key, convert)
+
+
+def _batches(value: Any, given: Mapping[str, Any]) -> Any:
+    """Its steps are updates: `num_iterations` of them to a batch, which is a step of ours."""
+    if value == -1:
+        raise NotOurs("-1: the epochs count")
+    return max(1, value // int(given.get("num_iterations") or 1))
 
 
 def _betas(place: int) -> As:
@@ -141,7 +148,7 @@ RULES: dict[str, Rule] = {
     "warmup_ratio": f"{_OPTIM}.lr_warmup_ratio",
     "lr_scheduler_type": SCHEDULER,
     "num_train_epochs": As(f"{_COMMON}.total_epochs", lambda value, _: max(1, round(value))),
-    "max_steps": unless(f"{_COMMON}.total_training_steps", -1, "-1: the epochs count"),
+    "max_steps": As(f"{_COMMON}.total_training_steps", _batches),
     "save_steps": _every(f"{_COMMON}.save_freq", "save_strategy"),
     "save_strategy": Dropped("trainer_common.save_freq counts steps"),
     "save_total_limit": f"{_COMMON}.keep_checkpoints",
@@ -168,4 +175,5 @@ SYSTEM = System(
     "TRL",
     lambda tree: "model_name_or_path" in tree or {"learning_rate", "num_generations"} & tree.keys() != set(),
     RULES,
+    always={f"{_COMMON}.use_kl_loss": False, "rollout.temperature": 1.0},
 )

@@ -245,7 +245,7 @@ SYSTEM = System(
     "verl",
     lambda tree: "actor_rollout_ref" in tree,
     RULES,
-    always={"backbone": "verl"},
+    always={"backbone": "verl", f"{_COMMON}.use_kl_loss": False, "rollout.temperature": 1.0},
     rest="verl",
     prepare=_without_targets,
 )
