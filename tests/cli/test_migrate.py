@@ -177,6 +177,7 @@ def test_prime_rl_s_keys(tmp_path: Path) -> None:
     assert lines["deployment.num_train_gpus"][0] == "dropped" and lines["wobble"][0] == "unknown"
     assert done.keys["task_reader.options.env"]["agent"] == {"harness": {"id": "null"}}
     config = loads(done, tmp_path).ajet
+    assert (config.rollout.temperature, config.trainer_common.use_kl_loss) == (1.0, False)
     assert (config.model.lora.rank, config.rollout.max_model_len) == (8, 2048)
     assert (config.data.max_prompt_length, config.data.max_response_length) == (1024, 1024)
     assert lines["data.max_prompt_length"][0] == "added"

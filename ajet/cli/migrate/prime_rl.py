@@ -111,6 +111,6 @@ SYSTEM = System(
     "prime-rl",
     lambda tree: "orchestrator" in tree,
     RULES,
-    always={"rollout.engine": "vllm"},
+    always={"rollout.engine": "vllm", "rollout.temperature": 1.0, f"{_COMMON}.use_kl_loss": False},
     prepare=_without_empty,
 )
