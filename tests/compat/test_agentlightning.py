@@ -374,6 +374,8 @@ def test_verls_configuration_is_ours(caplog: pytest.LogCaptureFixture) -> None:
         "trainer_common.optim.lr": 1e-6,
         "trainer_common.fsdp_config.param_offload": True,
     }
+    agl.VERL(config, backbone="local")
+    assert "actor_rollout_ref.rollout.gpu_memory_utilization" in caplog.text, "nothing reads it there"
     with pytest.raises(ConfigError, match=r"set actor_rollout_ref\.model\.path"):
         agl.VERL({})
 

@@ -42,9 +42,13 @@ class VERL:
     def __init__(self, config: Mapping[str, Any], *, backbone: str | None = None) -> None:
         self.backbone = backbone or ("verl" if find_spec("verl") else "local")
         done = Migration.of(verl.SYSTEM, {name: block for name, block in config.items() if name != OURS_ALONE})
-        left_out = [line for line in done.lines if line.what in ("dropped", "unknown")]
+        left_out = [
+            line
+            for line in done.lines
+            if line.what in ("dropped", "unknown") or (line.now.startswith("verl.") and self.backbone != "verl")
+        ]
         for line in left_out:
-            log.info("VERL: %s is left out: %s", line.key, line.why)
+            log.info("VERL: %s is left out: %s", line.key, line.why or "only verl reads it")
         if keys := [line.key for line in left_out] + [OURS_ALONE] * (OURS_ALONE in config):
             log.warning("VERL leaves out %s; setup_logging() shows why", grouped(keys))
         self.keys: dict[str, Any] = {
