@@ -218,6 +218,13 @@ UPDATE_RULES = (
         on=("local",),
     ),
     ContradictionRule(
+        ("rollout.enable_oversample", "rollout.deterministic"),
+        lambda a: a.rollout.enable_oversample and a.rollout.deterministic,
+        "time decides which surplus episodes end before they are stopped, so a run doesn't repeat bit for bit",
+        "leave one of them out",
+        on=("local",),
+    ),
+    ContradictionRule(
         ("trainer_common.logits_kernel", f"{ALGORITHM}.entropy_coef"),
         lambda a: a.trainer_common.logits_kernel == "liger" and a.trainer_common.algorithm.entropy_coef,
         "Liger's kernel gives no entropy, and entropy_coef is {trainer_common.algorithm.entropy_coef:g}",

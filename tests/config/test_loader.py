@@ -362,6 +362,7 @@ def test_a_group_at_the_top_by_mistake(folder: Path) -> None:
             ["trainer_common.optim.lr_warmup_ratio=0.1", "trainer_common.optim.lr_warmup_steps=3"],
             "the warm-up has two lengths",
         ),
+        (["rollout.enable_oversample=true", "rollout.deterministic=true"], "doesn't repeat bit for bit"),
         (["trainer_common.kl_reference_sync=5", "model.lora.enabled=true"], "or train whole weights"),
         (["trainer_common.kl_adaptive.target=0.1", "trainer_common.use_kl_loss=false"], "and there is none"),
         (
