@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 EXIT_NOTHING_TRAINED = 1
 NO_DIFFERENCE = "no step had a group whose episodes earned different rewards"
+NO_SUCCESS = "no step had a group with a success and at least pass_k failures: choose tasks that are solved sometimes"
 NO_MODEL = "no episode earned as much as ajet.trainer_common.algorithm.sft.min_reward ({:g})"
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
@@ -82,12 +83,19 @@ def why_nothing_trained(config: Config, folder: Path, after: int, tally: Failure
     def total(name: str) -> int:
         return int(sum(step.get(name, 0) for step in steps))
 
+    def totals(group: str) -> Counter[str]:
+        names = sorted({name for step in steps for name in step if name.startswith(group)})
+        return Counter({name.removeprefix(group): total(name) for name in names})
+
     count = total("episode/count")
-    failures = _failures(steps)
+    failures, masked = totals("failure/"), totals("masked/")
+    del failures["EpisodeCancelled"]  # stopped because of others
     failed = failures.total()
     algorithm = config.ajet.trainer_common.algorithm
-    imitates = algorithm.policy_loss == "sft"
-    lacking = NO_MODEL.format(algorithm.sft.min_reward) if imitates else NO_DIFFERENCE
+    imitates, passes = algorithm.policy_loss == "sft", algorithm.adv_estimator == "pass_at_k"
+    lacking = NO_MODEL.format(algorithm.sft.min_reward) if imitates else NO_SUCCESS if passes else NO_DIFFERENCE
+    if masked and not total("ledger/trained"):
+        lacking = f"no sampled token was to be trained (masked/{', masked/'.join(masked)})"
     lines = [f"nothing was trained: {lacking if failed < count else f'all {count} episodes failed'}"]
     if failed:
         told = [f"{many} × {kind}" for kind, many in failures.most_common(3)] if tally is None else tally.lines()
@@ -96,23 +104,13 @@ def why_nothing_trained(config: Config, folder: Path, after: int, tally: Failure
     lines += [f"{many} of {count} episodes {CUT_SHORT[name]}" for name, many in cut_short.most_common() if many]
     low = [step["return/min"] for step in steps if "return/min" in step]
     high = [step["return/max"] for step in steps if "return/max" in step]
-    if 2 * max(failed, *cut_short.values()) <= count and low:
+    if 2 * max(failed, *cut_short.values()) <= count and low and (imitates or lacking == NO_DIFFERENCE):
         earned = f"every episode earned {low[0]:g}" if min(low) == max(high) else "returns differ between tasks only"
         if imitates:
             earned = f"the best earned {max(high):g}"
         lines.append(f"{earned}: look at how the reward is computed, and choose tasks that the model sometimes solves")
     again = "" if after else "; to begin again, add --fresh"
     return "\n    ".join([*lines, f"look at the episodes: ajet view {typed(folder)}{again}"])
-
-
-def _failures(steps: list[dict[str, Any]]) -> Counter[str]:
-    """How many episodes failed, by kind. Those that were stopped because of others are not counted."""
-    kinds: Counter[str] = Counter()
-    for step in steps:
-        for name, value in step.items():
-            if name.startswith("failure/") and name != "failure/EpisodeCancelled":
-                kinds[name.removeprefix("failure/")] += int(value)
-    return kinds
 
 
 def trained_nothing(folder: Path, after: int) -> bool:

@@ -55,3 +55,14 @@ def test_imitation_lacks_a_reward_that_is_high_enough(tmp_path: Path) -> None:
     why = why_nothing_trained(config, tmp_path, 0)
     assert why.startswith("nothing was trained: no episode earned as much as ajet.trainer_common.algorithm.sft.min_r")
     assert "(0.75)" in why and "the best earned 0.5: look at how the reward is computed" in why
+
+
+def test_rewards_are_not_blamed_for_what_else_was_lacking(tmp_path: Path) -> None:
+    step = {"step": 1, "time": 0.0, **WELL, "return/max": 1.0}
+    passes = make_config({"trainer_common.algorithm.adv_estimator": "pass_at_k"})
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({**step, "ledger/trained": 9.0}) + "\n")
+    why = why_nothing_trained(passes, tmp_path, 0)
+    assert "a success and at least pass_k failures" in why and "differ" not in why
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({**step, "ledger/trained": 0.0, "masked/a": 9.0}) + "\n")
+    why = why_nothing_trained(make_config(), tmp_path, 0)
+    assert "no sampled token was to be trained (masked/a)" in why and "differ" not in why
