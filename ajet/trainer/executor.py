@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ajet.engine.attention_rules import REFUSALS, describe_refusal, layer_shapes, length_dependent_rope
@@ -93,6 +94,35 @@ def _compiled(kind: Any) -> tuple[Any, bool]:
     while forward.__code__.co_name == CHECKPOINTING:
         forward, checkpoints = forward.__wrapped__, True
     return torch.compile(forward, dynamic=True), checkpoints
+
+
+@contextmanager
+def checkpointing(model: Any) -> Iterator[None]:
+    """Inside it (forward *and* backward), the layers are computed again in the backward pass, and keep nothing.
+
+    transformers does so in training mode only, in which a layer's own code may drop something. It is left before that
+    code runs: the policy that is trained is the one that was sampled.
+    """
+    layers = layers_to_compile(model)
+    for layer in layers:
+        layer.gradient_checkpointing = layer.training = True
+        layer._gradient_checkpointing_func = partial(_checkpoint, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.gradient_checkpointing = layer.training = False
+
+
+def _checkpoint(layer: Any, call: Any, *inputs: Any) -> Any:
+    def own(*inputs: Any) -> Any:
+        before, layer.training = layer.training, False
+        try:
+            return call(*inputs)
+        finally:
+            layer.training = before
+
+    return checkpoint(own, *inputs, use_reentrant=False)
 
 
 RECURRENT = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "ssm", "gated_delta", "hybrid")

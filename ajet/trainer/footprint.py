@@ -9,10 +9,9 @@ all; if layers go along the tokens with a state, short passes give the need of l
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -37,7 +36,7 @@ from ajet.engine.attention_rules import (
 from ajet.engine.layers import first_layers, layer_kinds, layers_of, period_of
 from ajet.engine.quantization import bytes_in_4_bits, linear_layers
 from ajet.schema.errors import FeatureUnavailableError
-from ajet.trainer.executor import carried_state, rows_for, tree_support
+from ajet.trainer.executor import carried_state, checkpointing, rows_for, tree_support
 from ajet.trainer.forward import Entropy, causal_model, chunk_positions, run_edges, vocabulary_of
 from ajet.trainer.optimizer import GROUP_BYTES
 from ajet.trainer.pack import Edges, Layout
@@ -171,12 +170,6 @@ def pass_bytes(model: Any, one: Pass) -> int:
 
     `model` lies on the `meta` device; its gradients and modes are left as they were.
     """
-    with warnings.catch_warnings():  # newer versions of transformers have another name for it
-        warnings.simplefilter("ignore", FutureWarning)
-        return _pass_bytes(model, one)
-
-
-def _pass_bytes(model: Any, one: Pass) -> int:
     singly = any(hasattr(causal_model(model).config.get_text_config(), key) for key in MAMBA_1)
     few, many = SCANNED_SINGLY if singly else SCANNED
     if not _is_stateful(model) or one.tokens <= many or layers_of(model) is None:
@@ -242,14 +235,10 @@ def few_layers(model: Any) -> FewLayers | None:
 
 def _peaks(model: Any, one: Pass) -> dict[str, int]:
     """The peak of live bytes, by stage of the pass."""
-    if one.checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    switched = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for module in switched:
-        module.training = one.checkpointing
+    thrifty = checkpointing(model) if one.checkpointing else nullcontext()
     try:
-        with LiveBytes([*model.parameters(), *model.buffers()]) as counter, _stand_in(model, one.device):
+        with thrifty, LiveBytes([*model.parameters(), *model.buffers()]) as counter, _stand_in(model, one.device):
             for parameter in trained:
                 parameter.grad = torch.empty_like(parameter)
             with _stages(layers_of(model) or (), counter):
@@ -260,10 +249,6 @@ def _peaks(model: Any, one: Pass) -> dict[str, int]:
     finally:
         for parameter in trained:
             parameter.grad = None
-        for module in switched:
-            module.training = False
-        if one.checkpointing:
-            model.gradient_checkpointing_disable()
 
 
 @contextmanager

@@ -18,7 +18,16 @@ from torch import Tensor
 from ajet.engine.routing import following
 from ajet.schema.episode import CallTree
 from ajet.trainer.credit.estimators import EpisodeCredit, LossNorm, mini_batches
-from ajet.trainer.executor import TOLERANCE, Chosen, CostModel, Logprobs, choose, follow_sampler, plan
+from ajet.trainer.executor import (
+    TOLERANCE,
+    Chosen,
+    CostModel,
+    Logprobs,
+    checkpointing,
+    choose,
+    follow_sampler,
+    plan,
+)
 from ajet.trainer.forward import Entropy, Forward, require_liger
 from ajet.trainer.loss import AdaptiveKL, EdgeTensors, LossSettings, policy_loss, trajectory_sums
 from ajet.trainer.meter import UpdateMeter
@@ -112,8 +121,6 @@ class Updater:
             raise ValueError("a KL term needs a reference model (or a LoRA model, whose base is the reference)")
         self._dropouts = _adapter_dropouts(model)
         model.eval()
-        if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
     @property
     def changes(self) -> int:
@@ -362,17 +369,8 @@ class Updater:
         dtype = torch.float64 if next(self.model.parameters()).dtype is torch.float64 else torch.float32
         return torch.from_numpy(values).to(self._device, dtype)
 
-    @contextmanager
-    def _checkpointing(self) -> Iterator[None]:
-        """Put modules with gradient checkpointing into training mode, and no others.
-
-        The model's own dropout stays off: the policy that is trained is the one that was sampled.
-        """
-        switched = []
-        if self.settings.gradient_checkpointing:
-            switched = [module for module in self.model.modules() if getattr(module, "gradient_checkpointing", False)]
-        with _training_mode(switched):
-            yield
+    def _checkpointing(self) -> AbstractContextManager[None]:
+        return checkpointing(self.model) if self.settings.gradient_checkpointing else nullcontext()
 
     def _adapter_dropout(self) -> AbstractContextManager[None]:
         """The adapters' dropout, for the pass that is differentiated: π_old and the reference are without it."""
