@@ -43,6 +43,8 @@ FORMAT = 1
 
 _LEVEL = 1
 """zlib's fastest: within 15 % of the default's size on episodes, at a fraction of its time."""
+_ANY_SIZE, _MOST_GAIN = 64 << 20, 32
+"""Records are decompressed up to this size, and up to so many times their own: those of episodes gain less."""
 _DAMAGED = (zlib.error, msgspec.DecodeError, LookupError, TypeError, ValueError, RecursionError)
 
 _COLUMNS = ("logprobs", "mask")
@@ -71,10 +73,19 @@ def stored_form(episode: Episode) -> tuple[Episode, bytes]:
     return episode, zlib.compress(data, _LEVEL)
 
 
+def inflated(data: bytes) -> bytes:
+    """Decompress bytes from outside: a megabyte of them may hold a gigabyte. Raises a ValueError."""
+    stream = zlib.decompressobj()
+    whole = stream.decompress(data, max(_ANY_SIZE, _MOST_GAIN * len(data)))
+    if not stream.eof:
+        raise ValueError("it is cut short, or too large for its compressed size")
+    return whole
+
+
 def decode_episode(data: bytes) -> Episode:
     """The inverse of `encode_episode`. Raises EpisodeFormatError."""
     try:
-        record = msgspec.msgpack.decode(zlib.decompress(data))
+        record = msgspec.msgpack.decode(inflated(data))
         if not isinstance(record, dict) or not isinstance(record.get("format"), int):
             raise EpisodeFormatError("these bytes aren't an episode record")
         if record["format"] > FORMAT:
@@ -212,7 +223,7 @@ def encode_annotation(annotation: Annotation) -> bytes:
 def decode_annotation(data: bytes) -> Annotation:
     """The inverse of `encode_annotation`. Raises EpisodeFormatError."""
     try:
-        return msgspec.msgpack.decode(zlib.decompress(data), type=Annotation, dec_hook=_array)
+        return msgspec.msgpack.decode(inflated(data), type=Annotation, dec_hook=_array)
     except _DAMAGED as error:
         raise EpisodeFormatError(f"the episode's annotation is damaged: {type(error).__name__}: {error}") from error
 

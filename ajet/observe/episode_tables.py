@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from ajet.observe.episode_codec import Annotation, decode_episode, one_line, preview, searchable_text
+from ajet.observe.episode_codec import Annotation, decode_episode, inflated, one_line, preview, searchable_text
 from ajet.schema.episode import Episode
 from ajet.schema.errors import EpisodeFormatError, UserError
 from ajet.schema.printable import encodable
@@ -317,7 +317,7 @@ def insert_task(connection: sqlite3.Connection, task: Task) -> None:
 
 def read_task(data: bytes) -> Task:
     """The inverse of what `insert_task` wrote."""
-    return Task.model_validate_json(zlib.decompress(data))
+    return Task.model_validate_json(inflated(data))
 
 
 def _shortened(value: Any) -> Any:

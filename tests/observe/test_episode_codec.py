@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ajet.observe.episode_codec import decode_episode, encode_episode
+from ajet.observe.episode_codec import decode_annotation, decode_episode, encode_episode
 from ajet.schema.chat import Sampling
 from ajet.schema.episode import (
     Call,
@@ -101,6 +101,16 @@ def test_every_damaged_record_is_an_error_with_a_name() -> None:
             decode_episode(wrong)
     with pytest.raises(EpisodeFormatError, match="update ajet"):
         decode_episode(packed({"format": 99}))
+
+
+def test_a_record_is_not_decompressed_without_end() -> None:
+    stored = episode()
+    stored.metadata = {"repeated": "a" * 20_000_000}
+    assert decode_episode(encode_episode(stored)).metadata == stored.metadata
+    bomb = zlib.compress(bytes(100_000_000))
+    for read in (decode_episode, decode_annotation):
+        with pytest.raises(EpisodeFormatError, match="too large for its compressed size"):
+            read(bomb)
 
 
 @pytest.mark.parametrize(
