@@ -60,6 +60,7 @@ def test_the_databases_answer_and_are_only_read(spider: Path) -> None:
         "PRAGMA user_version",
         "SELECT load_extension('x')",
         forever,
+        "SELECT hex(zeroblob(10000000))",
     ):
         with pytest.raises(sqlite3.Error):
             database.rows(query)

@@ -14,7 +14,7 @@ from ajet import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
 
 DATA = Path(__file__).parent / "data"
 REWRITES = 2
-MOST_ROWS, MOST_STEPS = 200, 2_000_000
+MOST_ROWS, MOST_STEPS, MOST_BYTES = 200, 2_000_000, 1_000_000
 READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 
 WRITE = "You write one SQLite query that answers the question. Answer with the query in a ```sql block.\n\n{schema}"
@@ -31,6 +31,7 @@ class Database:
             raise FileNotFoundError(f"{file} is missing: run {Path(__file__).parent / 'make_databases.py'}")
         self._connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
         self.schema = "\n".join(sql for (sql,) in self._connection.execute("SELECT sql FROM sqlite_master"))
+        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)  # zeroblob(10**9) fills the memory
         self._connection.set_authorizer(
             lambda action, *_: sqlite3.SQLITE_OK if action in READING else sqlite3.SQLITE_DENY
         )
