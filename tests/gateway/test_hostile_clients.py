@@ -163,7 +163,7 @@ def test_errors_have_the_shape_of_the_protocol() -> None:
             assert reply.json()["error"]["param"] == "messages"
             assert (await post(here, "/v1/moderations", {})).status == 404
             assert (await send(here.port, request_bytes("GET", CHAT, "k"))).status == 405
-            assert (await send(here.port, request_bytes("GET", "/healthz", ""))).json()["status"] == "ok"
+            assert (await send(here.port, request_bytes("GET", "/healthz", ""))).json() == {"status": "ok"}
 
     asyncio.run(run())
 
