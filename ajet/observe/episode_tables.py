@@ -240,6 +240,9 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     connection.row_factory = sqlite3.Row
     connection.create_function("lower", 1, str.lower, deterministic=True)  # SQLite's own knows ASCII only
     _check_version(connection, path)
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'view'").fetchone():  # its rows may never end
+        connection.close()
+        raise EpisodeStoreError(f"{path} has a view, which no run writes: its episodes aren't read")
     return connection
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from ajet.observe.episode_store import EpisodeStore
+from ajet.observe.episode_tables import EpisodeStoreError, open_for_writing
 from ajet.observe.metrics import read_metrics
 from ajet.observe.run_files import Notes, UnreadableFileError, open_regular, read_events, read_regular
 
@@ -85,3 +89,15 @@ def test_a_note_is_not_written_through_a_link(tmp_path: Path) -> None:
     Notes(folder).write("a note", [])
     assert elsewhere.read_text() == "mine" and not (folder / "notes.json").is_symlink()
     assert Notes(folder).read().run.note == "a note"
+
+
+def test_a_view_in_place_of_the_episodes_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "episodes.sqlite"
+    open_for_writing(file).close()
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("DROP TABLE episode")
+        connection.execute(
+            "CREATE VIEW episode AS WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n) SELECT id FROM n"
+        )
+    with pytest.raises(EpisodeStoreError, match="has a view"):
+        EpisodeStore(file)
