@@ -174,7 +174,9 @@ def _hash(gram: str) -> int:
 
 SHOWN = 200
 """How much of an unusable answer an error shows."""
-THINKING = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>|^.*</think(?:ing)?>|^\s*<think(?:ing)?>.*", re.DOTALL)
+THINKING = re.compile(
+    r"<think(?:ing)?>.*?</think(?:ing)?>|^(?!\s*[{`]).*</think(?:ing)?>|^\s*<think(?:ing)?>.*", re.DOTALL
+)
 STRAY = re.compile(r"\\(?:([\"\\/]|n(?!eq\b|abla)|r(?!ight|ho\b)|t(?!imes|ext|heta|frac)|u[0-9a-fA-F]{4})|)")
 """A backslash, and what it escapes: nothing, if it begins a LaTeX command that the model didn't escape."""
 

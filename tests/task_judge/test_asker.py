@@ -53,6 +53,7 @@ def score(text: str) -> Any:
         'in the form {"reason": "…", "score": a number}: {"score": 7}',
         '<thinking>{"score": 1}</thinking> {"score": 7}',
         '{"reason": "two\nlines", "score": 7}',
+        '{"reason": "it ends with </think>", "score": 7}',
         r'{"reason": "\(x\) is \sqrt{2}, \underline{no}", "score": 7}',
     ],
 )
