@@ -18,7 +18,7 @@ MAX_DEPTH = 64
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _KEY = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
-_NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
+_NUMBER = re.compile(r"[+-]?(?:\d[\d_]*+\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?(?![\w.])")
 _WORDS: dict[str, Any] = {
     "true": True, "True": True, "false": False, "False": False, "null": None, "None": None,
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -73,6 +74,13 @@ def test_no_text_makes_the_reader_fail_otherwise(text: str) -> None:
         read_call(f"tool({text}")
     except CallSyntaxError as error:
         assert "expected" in str(error)
+
+
+def test_a_run_of_digits_takes_no_time() -> None:
+    began = time.process_time()
+    with pytest.raises(CallSyntaxError):
+        read_call(f"f({'9' * 20_000}x")
+    assert time.process_time() - began < 2
 
 
 def test_nesting_is_bounded() -> None:
