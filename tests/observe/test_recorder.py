@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet.backbone.local.demonstrations import replay
+from ajet.backbone.local.demonstrations import count_demonstrations, replay
+from ajet.config import make_config
 from ajet.observe.episode_codec import Annotation, decode_episode, encode_episode, token_bytes_of
 from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, EpisodeStore, RecordedEpisode
 from ajet.observe.episode_tables import EpisodeStoreError
@@ -320,6 +321,15 @@ def test_a_reply_that_another_one_replaced_is_no_demonstration(tmp_path: Path) -
         answered[-1].drop = dropped  # type: ignore[assignment]
         assert all(answered[-1].reply not in record["messages"] for record in shown())
     recorder.close()
+
+
+def test_episodes_of_a_validation_are_not_imitated(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path / "episodes.sqlite")
+    for index, episode in enumerate(episodes(4)):
+        episode.reward = 1.0
+        recorder.record(episode, 1, validation=index > 0)
+    recorder.close()
+    assert count_demonstrations(make_config({"trainer_common.algorithm.sft.demonstrations": str(tmp_path)})) == 1
 
 
 def test_what_is_imitated_from_an_export_is_what_was_trained() -> None:

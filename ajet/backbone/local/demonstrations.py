@@ -21,7 +21,7 @@ from ajet.context_tracker.encoder import MARK
 from ajet.context_tracker.messages import plain_message, plain_messages, split_reasoning
 from ajet.context_tracker.template import TemplateRefusal, stub_call, stub_word
 from ajet.gateway.chat import ReplyParser, pick_parser
-from ajet.observe.episode_store import EpisodeStore
+from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Completion, Message, Sampling, Tool
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import ConfigError, InvalidRequestError, TaskDataError
@@ -301,7 +301,7 @@ def demonstration_batches(config: Config, renderer: Renderer) -> TaskStream:
     recorded = path.suffix == ".sqlite"
     episodes = list(_recorded(path, sft.min_reward)) if recorded else read_demonstrations(path, renderer)
     if not episodes:
-        raise TaskDataError(f"{path} holds no trained episode with a reward of at least {sft.min_reward:g}")
+        raise TaskDataError(f"{path} holds no training episode with a reward of at least {sft.min_reward:g}")
     tasks = [
         Task(task_id=f"{index}-{episode.episode_id}", metadata={"episode": episode})
         for index, episode in enumerate(episodes)
@@ -324,7 +324,7 @@ def _recorded(path: Path, least: float) -> Iterator[Episode]:
     """A run's training episodes with a reward of at least `least`."""
     store = EpisodeStore(path)
     try:
-        for record in store.all():
+        for record in store.all(EpisodeFilter(validation=False)):
             episode = record.episode
             if episode.reward is not None and episode.reward >= least and episode.tree.trained_tokens:
                 yield episode
