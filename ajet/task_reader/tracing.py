@@ -277,7 +277,7 @@ def _episodes(connection: sqlite3.Connection, path: Path, min_reward: float | No
             episode = decode_episode(data)
         except EpisodeFormatError as error:
             raise TaskDataError(f"{KEY}: {path}: episode {episode_id}: {error}") from None
-        replies = [call.reply.get("content") for call in episode.tree.calls]
+        replies = [call.reply.get("content") for call in episode.tree.calls if call.drop != "abandoned"]
         said = next((text for text in reversed(replies) if isinstance(text, str) and text.strip()), None)
         if (asked := query_of(episode, query, preview)) and said:
             yield Exchange(asked, said, f"{path.name}, episode {episode_id}")

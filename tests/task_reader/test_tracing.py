@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ajet.config import Config, make_config
+from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader
@@ -19,6 +20,7 @@ from ajet.task_reader.tracing import exchanges
 from support.http_server import Server
 from support.scripted_helper import helper
 from support.synthetic_run import write_experiment
+from support.tracker_helpers import Drive, episode_of, user
 
 
 def studio(path: Path, *attributes: Any) -> Path:
@@ -259,3 +261,14 @@ def test_our_own_episodes(tmp_path: Path) -> None:
     assert found and all(each.query and each.reply for each in found)
     good = list(exchanges(run / "episodes.sqlite", min_reward=1.0))
     assert 0 < len(good) < len(found)
+
+
+def test_the_answer_of_an_episode_is_no_reply_that_another_one_replaced(tmp_path: Path) -> None:
+    drive = Drive()
+    votes = [drive.begin([user("Vote.")]) for _ in range(3)]
+    for call, text in zip(votes, ("red", "green", "blue"), strict=True):
+        drive.commit(call, {"role": "assistant", "content": text})
+    recorder = EpisodeRecorder(tmp_path / "episodes.sqlite")
+    recorder.record(episode_of(drive.tracker.finish(1.0, output="green")), 1, task=Task(task_id="task", main_query="?"))
+    recorder.close()
+    assert [each.reply for each in exchanges(tmp_path / "episodes.sqlite")] == ["green"]
