@@ -320,11 +320,12 @@ def _named(agent: Any) -> str:
 def _importable(symbol: Any) -> str | None:
     """`file.py->name` for a symbol of an imported file. A program's own symbols (`__main__`) are used as they are."""
     module, name = sys.modules.get(symbol.__module__), getattr(symbol, "__qualname__", "")  # `partial` has none
-    file = getattr(module, "__file__", None)
-    if module is None or symbol.__module__ == "__main__" or file is None or getattr(module, name, None) is not symbol:
+    file = Path(getattr(module, "__file__", None) or "").resolve()  # in a zip, it is no file
+    own = symbol.__module__ == "__main__" or getattr(module, name, None) is not symbol
+    if module is None or own or not file.is_file():
         return None
-    stands_for(Path(file).resolve(), module)
-    return f"{Path(file).resolve()}{ARROW}{name}"
+    stands_for(file, module)
+    return f"{file}{ARROW}{name}"
 
 
 def _refuse_elsewhere(config: Config) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,14 @@ def test_a_file_that_trains_while_it_is_imported_is_refused(tmp_path: Path) -> N
     )
     assert done.returncode != 0
     assert 'put the call under `if __name__ == "__main__":`' in done.stderr
+
+
+def test_an_agent_in_a_zip_is_the_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.writestr("zipped_agent.py", "from ajet import rollout\n@rollout\ndef solver(): pass\n")
+    monkeypatch.syspath_prepend(tmp_path / "app.zip")
+    module = importlib.import_module("zipped_agent")
+    assert config_of(Trainer(exp_dir=tmp_path), module.solver).ajet.rollout.user_workflow == "ajet_program->solver"
 
 
 def test_data_sets_of_every_kind() -> None:
