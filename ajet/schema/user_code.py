@@ -107,7 +107,6 @@ def find_file(path: str, base_dirs: Sequence[str | Path] = ()) -> Path:
         return found
     candidates = likely_places(path, base_dirs)
     looked = " or ".join(dict.fromkeys(str(candidate.parent) for candidate in candidates))
-    message = f"no file {given.name!r} in {looked}"
     near = [
         neighbour.name
         for candidate in candidates
@@ -115,7 +114,7 @@ def find_file(path: str, base_dirs: Sequence[str | Path] = ()) -> Path:
         for neighbour in sorted(candidate.parent.iterdir())
         if neighbour.suffix == given.suffix and neighbour.is_file()
     ]
-    raise ImportPathError(message + _instead(given.name, near))
+    raise ImportPathError(f"no file {given.name!r} in {looked}" + _instead(given.name, near))
 
 
 def load_symbol(text: str, base_dirs: Sequence[str | Path] = (), *, expects: type | None = None) -> Any:
@@ -149,8 +148,15 @@ def publish(symbol: Any, unnamed: str = "agent") -> str:
     module = sys.modules.setdefault(PROGRAM, ModuleType(PROGRAM))
     name = getattr(symbol, "__name__", "")
     name = name if name.isidentifier() else unnamed  # `<lambda>`
-    setattr(module, name, symbol)
+    me = threading.current_thread()
+    with _path:
+        while _publishers.get(name, me) is not me and _publishers[name].is_alive() and vars(module)[name] is not symbol:
+            name += "_"  # a run in that thread may still use it
+        vars(module)[name], _publishers[name] = symbol, me
     return f"{PROGRAM}{ARROW}{name}"
+
+
+_publishers: dict[str, threading.Thread] = {}
 
 
 def import_class(text: str, base: type[T], *, key: str, base_dirs: Sequence[str | Path] = ()) -> type[T]:
@@ -196,12 +202,8 @@ def _names_in(module: ModuleType, expects: type | None) -> list[str]:
     """Names in a module that could have been meant: fitting classes, or else its own public names."""
     public = {name: value for name, value in list(vars(module).items()) if not name.startswith("_")}
     if expects is not None:
-        fitting = [
-            name
-            for name, value in public.items()
-            if isinstance(value, type) and issubclass(value, expects) and value is not expects
-        ]
-        if fitting:
+        classes = {name: value for name, value in public.items() if isinstance(value, type) and value is not expects}
+        if fitting := [name for name, value in classes.items() if issubclass(value, expects)]:
             return fitting
     return [name for name, value in public.items() if getattr(value, "__module__", None) == module.__name__]
 
@@ -217,8 +219,9 @@ def _unique_name(file: Path) -> str:
 
 def forget_files() -> None:
     """A program may run for days: its next run imports the files that it names as they are by then."""
-    for name in [name for name in list(sys.modules) if name.startswith(PACKAGE) and "." in name]:
-        sys.modules.pop(name, None)
+    for name, module in list(sys.modules.items()):
+        if name.startswith(PACKAGE) and "." in name and module.__name__ == name:  # else `stands_for`
+            sys.modules.pop(name, None)
 
 
 def stands_for(file: Path, module: ModuleType) -> None:
@@ -425,7 +428,7 @@ def _first_on_path(folder: Path | None) -> Iterator[None]:
 
 
 _path = threading.Lock()
-"""Held while `sys.path` is changed, never during an import."""
+"""Held while `sys.path` or what a program publishes is changed, never during an import."""
 _FOLDERS: set[Path] = set()
 """Folders of the users' files imported so far."""
 

@@ -211,10 +211,30 @@ def test_what_a_program_imported_is_what_runs(tmp_path: Path, monkeypatch: pytes
     trainer = Trainer(exp_dir=tmp_path)
     named = config_of(trainer, module.solver).ajet.rollout.user_workflow
     assert named == f"{file}->solver" and load_symbol(named) is module.solver
-    named = config_of(trainer, f"{file}->LEVEL").ajet.rollout.user_workflow
+
+
+def test_each_run_imports_a_file_anew(tmp_path: Path) -> None:
+    (file := tmp_path / "agent.py").write_text("LEVEL = 0.5\n")
+    named = config_of(Trainer(exp_dir=tmp_path), f"{file}->LEVEL").ajet.rollout.user_workflow
     assert load_symbol(named) == 0.5
     file.write_text("LEVEL = 0.75\n")
-    assert load_symbol(config_of(trainer, named).ajet.rollout.user_workflow) == 0.75, "each run imports it anew"
+    assert load_symbol(config_of(Trainer(exp_dir=tmp_path), named).ajet.rollout.user_workflow) == 0.75
+
+
+def test_agents_of_one_name_run_in_threads_at_a_time(tmp_path: Path) -> None:
+    def agent(number: int) -> tuple[str, Any]:
+        @rollout
+        def solver() -> int:
+            return number
+
+        named = config_of(Trainer(exp_dir=tmp_path), solver).ajet.rollout.user_workflow
+        both.wait(timeout=60)
+        return named, load_symbol(named)()
+
+    both = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as threads:
+        named = dict(threads.map(agent, range(2)))
+    assert sorted(named.values()) == [0, 1] and "ajet_program->solver" in named
 
 
 @pytest.mark.slow
