@@ -9,8 +9,10 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,15 +20,17 @@ import pytest
 from ajet.backbone import LaunchOptions
 from ajet.backbone.failures import ModelCallWatch
 from ajet.backbone.local import run
-from ajet.backbone.ray.collector import EpisodeCollector
+from ajet.backbone.ray.collector import EpisodeCollector, GroupRunner
 from ajet.backbone.ray.payload import EPISODE_METRICS, RunError, RunPayload
 from ajet.config import Config, make_config
 from ajet.config.loader import load_config
+from ajet.context_tracker import TrackerSettings
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
 from ajet.schema.episode import CallTree, Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import NoModelCallError
 from ajet.schema.task import Task
+from support.episodes import LINEAR, make_groups
 
 OWN = """
 from openai import AsyncOpenAI
@@ -161,6 +165,33 @@ def test_on_ray_the_collector_reports_it(tmp_path: Path, monkeypatch: pytest.Mon
     assert json.loads((tmp_path / EPISODE_METRICS).read_text())["data"]["episode/without_calls"] == 2
     assert reason.startswith("no model call was recorded: 2 of the 2 episodes of step 1")
     assert "own = AsyncOpenAI()" in reason and "\n" not in reason
+
+
+def test_on_ray_tokens_that_rows_have_no_room_for_are_counted() -> None:
+    """The tree that was sampled has them all."""
+    (episodes,) = make_groups(LINEAR, groups=1, size=3)
+    group = EpisodeGroup("g", "t", episodes)
+    added: list[EpisodeGroup] = []
+
+    async def add(uid: str, group: EpisodeGroup, task: Task) -> None:
+        added.append(group)
+
+    ended: Future[EpisodeGroup] = Future()
+    ended.set_result(group)
+    runtime = SimpleNamespace(submit=lambda _: ended, pool=SimpleNamespace(run_group=lambda *_, **__: None))
+    runner: Any = object.__new__(GroupRunner)
+    runner.collector = SimpleNamespace(add=SimpleNamespace(remote=add))
+    runner._tracker_settings = TrackerSettings.from_config(make_config({"data.max_response_length": 9}))
+
+    async def run_group() -> None:
+        runner._opening = asyncio.ensure_future(asyncio.sleep(0, runtime))
+        await runner.run_group(Task(task_id="t"))
+
+    asyncio.run(run_group())
+    for episode in added[0].episodes:
+        (row,) = runner.samples(episode)
+        assert episode.ledger.trained == row.response_mask.sum() < episode.tree.trained_tokens
+        assert episode.ledger.dropped == {"response_too_long": episode.tree.trained_tokens - episode.ledger.trained}
 
 
 def watch(folder: Path, source: str, **files: str) -> ModelCallWatch:

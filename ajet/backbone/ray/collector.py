@@ -190,6 +190,9 @@ class GroupRunner:
         """Run a group, and hand it to the collector. `options` are those of `RolloutPool.run_group`."""
         runtime = await self.runtime()
         group = await asyncio.wrap_future(runtime.submit(runtime.pool.run_group(task, **options)))
+        if not options.get("validation"):
+            for episode in group.episodes:  # rows have limits that the tree of calls doesn't have
+                episode.ledger = episode_samples(episode, self._tracker_settings)[1]
         await self.collector.add.remote(group.group_id, group, task)
         return group
 
