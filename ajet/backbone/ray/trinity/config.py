@@ -388,7 +388,9 @@ def _explorer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "explorer.runner_per_model": runners,
         "explorer.max_timeout": _group_timeout(ajet),
         "explorer.max_retry_times": 0,  # our pool retries episodes and refills groups
-        "explorer.eval_interval": common.test_freq if common.test_freq > 0 else run.total_steps + 1,
+        "explorer.eval_interval": min(common.test_freq, run.total_steps)
+        if common.test_freq > 0
+        else run.total_steps + 1,
         "explorer.eval_on_startup": common.val_before_train,
         f"{model}.engine_type": serving_engine(config, "trinity"),
         f"{model}.engine_num": 1 if machine.cpu else rollout.n_vllm_engine,

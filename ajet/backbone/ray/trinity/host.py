@@ -167,7 +167,8 @@ class AjetExplorer(Explorer):  # type: ignore[misc]
         """Take newer weights, and validate them if that is due, under their number."""
         before = self.model_version
         await super().sync_weight()
-        if validation_is_due(before, self.model_version, self.config.explorer.eval_interval):
+        every, last = self.config.explorer.eval_interval, self.config.buffer.total_steps
+        if validation_is_due(before, self.model_version, every, last):
             explored = self.explore_step_num
             self.explore_step_num = self.model_version  # Trinity names a validation after it
             try:
@@ -249,10 +250,10 @@ class AjetTrainer(Trainer):  # type: ignore[misc]
             engine_config.actor.ppo_mini_batch_size = rows
 
 
-def validation_is_due(before: int, version: int, every: int) -> bool:
-    """Whether these weights passed a multiple of `every`. The first weights of a run (before: -1), those of its start
-    or of a checkpoint, are validated elsewhere."""
-    return before >= 0 and version // every > before // every
+def validation_is_due(before: int, version: int, every: int, last: int) -> bool:
+    """Whether these weights passed a multiple of `every`, or are those of the last step. The first weights of a run
+    (before: -1), those of its start or of a checkpoint, are validated elsewhere."""
+    return before >= 0 and (version // every > before // every or version == last >= every)
 
 
 def staleness(exps: list[Experience], version: int) -> dict[str, float]:

@@ -59,6 +59,7 @@ def settings(overrides: dict[str, Any] | None = None, machine: Machine = GPU, **
         (f"{COMMON}.save_freq", 7, "trainer.save_interval", 7),
         (f"{COMMON}.save_freq", -1, "trainer.save_interval", 0),
         (f"{COMMON}.test_freq", 6, "explorer.eval_interval", 6),
+        (f"{COMMON}.test_freq", 20, "explorer.eval_interval", 13),
         (f"{COMMON}.test_freq", -1, "explorer.eval_interval", 14),
         (f"{COMMON}.val_before_train", True, "explorer.eval_on_startup", True),
         (f"{COMMON}.keep_checkpoints", 5, "trainer.max_checkpoints_to_keep", 5),

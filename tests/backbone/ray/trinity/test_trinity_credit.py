@@ -234,12 +234,14 @@ def test_rows_that_fill_up_train_nothing() -> None:
         ([-1, 4, 5, 6], 2, [6]),  # resumed: what step 4 was worth is known
         ([-1, 0, 3, 6, 9, 12], 5, [6, 12]),  # synchronised every third step
         ([-1, 0, 1], 9, []),
+        ([-1, 15, 16, 17, 18, 19], 5, [19]),  # at the end
+        ([-1, 17, 18, 19], 20, []),  # never
     ],
 )
 def test_a_validation_is_due_with_the_weights_of_its_step(versions: list[int], every: int, due: list[int]) -> None:
     from ajet.backbone.ray.trinity.host import validation_is_due
 
-    assert [version for before, version in pairwise(versions) if validation_is_due(before, version, every)] == due
+    assert [version for before, version in pairwise(versions) if validation_is_due(before, version, every, 19)] == due
 
 
 def test_staleness_is_counted_by_token() -> None:
