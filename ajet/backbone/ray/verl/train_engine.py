@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from ajet.backbone.ray.payload import KEY, RunPayload
 from ajet.backbone.ray.rows import WEIGHTS
+from ajet.backbone.ray.verl.config import checkpoint_step
 from ajet.backbone.training_settings import correction_settings, loss_settings, optim_settings
 from ajet.trainer.loss import EdgeTensors, LossSettings, policy_loss
 
@@ -63,6 +65,16 @@ class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         torch.distributed.all_reduce(weights, group=self.get_data_parallel_group())
         self._weighs = bool(weights > 0)
         return super().train_batch(data, self._loss)
+
+    def save_checkpoint(self, local_path: str, *more: Any, **named: Any) -> None:
+        """Those that earlier processes of the run saved are among the ones of which the newest are kept: verl's manager
+        knows its own alone. `local_path`: `…/global_step_N/actor`."""
+        if self._ours:
+            saved = {*Path(local_path).parents[1].glob("global_step_*/actor")} - {Path(local_path)}
+            others = [path for path in saved if checkpoint_step(str(path.parent)) is not None]
+            others.sort(key=lambda path: path.stat().st_mtime)
+            self.checkpoint_manager.previous_saved_paths = [str(path) for path in others]
+        super().save_checkpoint(local_path, *more, **named)
 
     def lr_scheduler_step(self) -> float:
         """The rate of the step that is done: verl's is the next one's."""

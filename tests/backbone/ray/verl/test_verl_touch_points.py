@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -159,6 +160,26 @@ def test_the_steps_that_our_engine_replaces() -> None:
     assert "update_lr_scheduler=batch_idx == total_num_iterations - 1" in inspect.getsource(
         inspect.unwrap(TrainingWorker.train_mini_batch)
     )
+
+
+def test_of_a_resumed_run_only_the_newest_checkpoints_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl's manager forgets those that were there before."""
+    from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+    from ajet.backbone.ray.verl.train_engine import AjetTrainEngine
+
+    for age, name in enumerate(("global_step_12", "global_step_9", "global_step_3", "global_step_best")):
+        (tmp_path / name / "actor").mkdir(parents=True)
+        os.utime(tmp_path / name / "actor", (1000 - age, 1000 - age))
+    (tmp_path / "global_step_15" / "actor").mkdir(parents=True)
+    engine: Any = object.__new__(AjetTrainEngine)
+    engine._ours = True
+    engine.checkpoint_manager = manager = object.__new__(BaseCheckpointManager)
+    monkeypatch.setattr(FSDPEngine, "save_checkpoint", lambda self, path, keep: manager.register_checkpoint(path, keep))
+    engine.save_checkpoint(str(tmp_path / "global_step_15" / "actor"), 2)
+    left = {path.parent.name for path in tmp_path.glob("*/actor")}
+    assert left == {"global_step_12", "global_step_15", "global_step_best"}
 
 
 def test_rows_stay_where_they_were_put() -> None:
