@@ -59,9 +59,10 @@ def _tail(log: Path) -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text: Ray's errors go on for many."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    """The first line of an error's text: Ray's errors go on for many. If an actor couldn't start, the last one, which
+    says why."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1] if "in its creation task" in lines[0] else lines[0]
 
 
 def cause(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ajet.backbone.metrics import from_verl
-from ajet.backbone.ray.watcher import LEFT_OUT, ChildLog, MetricsTail, RelayedWarnings, WarningRelay
+from ajet.backbone.ray.watcher import LEFT_OUT, ChildLog, MetricsTail, RelayedWarnings, WarningRelay, first_line
 from ajet.observe.logs import TRACEBACK
 
 
@@ -60,6 +60,15 @@ def test_the_childs_log_holds_neither_secrets_nor_the_payload(tmp_path: Path) ->
     child.wait()
     log.finish()
     assert (tmp_path / "log").read_text() == f"key ***\n{{'ajet_run': '{LEFT_OUT}'}}\n"
+
+
+def test_an_actor_that_could_not_start_says_why() -> None:
+    started = "The actor died because of an error raised in its creation task, ray::explorer:AjetExplorer.__init__()"
+    assert first_line(ValueError(f"{started}\nTraceback:\n  …\nModuleNotFoundError: no trinity")).endswith("no trinity")
+    assert first_line(ValueError("The actor died unexpectedly.\n\tclass_name: AjetTrainer")) == (
+        "The actor died unexpectedly."
+    )
+    assert first_line(KeyError()) == "KeyError"
 
 
 def test_a_ray_without_enough_is_named_and_is_no_sign_of_life(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
