@@ -124,11 +124,11 @@ def _file_name(value: str) -> str:
     """A name that a folder can have, with what is put behind it (`-debug`, a time)."""
     if any(not character.isprintable() for character in value):
         raise PydanticCustomError("name_not_printable", "should be a name without control characters")
-    if any(part in ("", ".", "..") for part in value.split("/")) and value:
-        raise PydanticCustomError("name_of_no_folder", "should be a name below the folder of experiments")
+    if "/" in value or value in (".", ".."):  # `ajet runs` and the viewer list one folder
+        raise PydanticCustomError("name_of_no_folder", "should be a name without / (experiment_dir takes a path)")
     if value.startswith("-"):
         raise PydanticCustomError("name_like_a_flag", "should be a name that does not begin with -, as flags do")
-    if max(len(part.encode()) for part in value.split("/")) > LONGEST_NAME:
+    if len(value.encode()) > LONGEST_NAME:
         raise PydanticCustomError("name_too_long", f"should be a name of at most {LONGEST_NAME} bytes")
     return value
 
