@@ -6,6 +6,7 @@ The recorder writes through this, inside its own transactions; `EpisodeStore` re
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import stat
 import zlib
@@ -122,6 +123,8 @@ def prepare_tasks(connection: sqlite3.Connection, threshold: float) -> None:
 
 
 VERSION = 1
+_INDEX_BYTES = 32 * 1024
+"""The least size of the index of SQLite's log."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS episode (
@@ -189,7 +192,7 @@ def open_for_writing(path: Path, success_threshold: float = 1.0) -> sqlite3.Conn
         _prepare(connection, path, success_threshold)
     except sqlite3.OperationalError as error:  # locked, read-only, a full disk
         connection.close()
-        raise EpisodeStoreError(f"{path} can't be written to: {error}") from error
+        raise EpisodeStoreError(f"{path} can't be written to: {_reason(error, path)}") from error
     except sqlite3.DatabaseError as error:
         connection.close()
         fix = (
@@ -207,6 +210,11 @@ def _prepare(connection: sqlite3.Connection, path: Path, success_threshold: floa
         connection.executescript(f"BEGIN; {_SCHEMA} {TASK_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
     _check_version(connection, path)
     prepare_tasks(connection, success_threshold)
+
+
+def _reason(error: sqlite3.OperationalError, path: Path) -> str:
+    """SQLite calls it an I/O error, too, if the disk has no room for the log's index."""
+    return str(error) if shutil.disk_usage(path.parent).free >= _INDEX_BYTES else "its disk is full: make room there"
 
 
 def commit(connection: sqlite3.Connection) -> None:
@@ -230,8 +238,8 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         log = path.with_name(f"{path.name}-wal")
         if log.exists() and log.stat().st_size:
             raise EpisodeStoreError(
-                f"{path}: {error}. Its newest episodes are still in {log.name}, which is only read where SQLite may "
-                "write: copy the folder to such a place"
+                f"{path}: {_reason(error, path)}. Its newest episodes are still in {log.name}, which is only read where "
+                "SQLite may write: copy the folder to such a place"
             ) from error
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True, check_same_thread=False)
     except sqlite3.DatabaseError as error:

@@ -278,3 +278,17 @@ def test_a_run_goes_on_and_says_what_is_not_saved(small_disk: Path, tmp_path: Pa
     assert "step 3/3" in said and "Traceback" not in said, said
     assert "warning: the checkpoint of step 1 could not be written to" in said
     assert "the weights of step 3 are lost" in said and "there is no checkpoint. Make room" in said
+
+
+def test_a_killed_run_that_resumes_on_a_full_disk_hears_of_the_disk(small_disk: Path, tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite")
+    recorder.record(episode("e"), 1).result()
+    for name in ("e.sqlite", "e.sqlite-wal"):
+        shutil.copy(tmp_path / name, small_disk)
+    recorder.close()
+    filler = fill(small_disk)
+    for opened in (EpisodeRecorder, EpisodeStore):
+        with pytest.raises(EpisodeStoreError, match="its disk is full: make room there"):
+            opened(small_disk / "e.sqlite")
+    filler.unlink()
+    assert EpisodeStore(small_disk / "e.sqlite").ids() == ["e"]
