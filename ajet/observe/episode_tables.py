@@ -238,8 +238,8 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         log = path.with_name(f"{path.name}-wal")
         if log.exists() and log.stat().st_size:
             raise EpisodeStoreError(
-                f"{path}: {_reason(error, path)}. Its newest episodes are still in {log.name}, which is only read where "
-                "SQLite may write: copy the folder to such a place"
+                f"{path}: {_reason(error, path)}. Its newest episodes are still in {log.name}: to read "
+                "them, copy the folder to where you may write"
             ) from error
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True, check_same_thread=False)
     except sqlite3.DatabaseError as error:
