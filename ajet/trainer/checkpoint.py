@@ -144,9 +144,14 @@ class CheckpointFolder:
         folders = self._folders()
         best = self.best() if self.keep_best else None
         for path in folders[self.keep :]:
-            if path != best:
+            if path == best:
+                continue
+            try:
                 (path / MARKER).unlink()  # first: a half-removed folder must not look complete
-                shutil.rmtree(path, ignore_errors=True)  # what somebody still reads is swept away later
+            except OSError as error:  # another user's, who resumed the run in between
+                log.warning("%s can't be removed, and stays: %s", path, error.strerror)
+                continue
+            shutil.rmtree(path, ignore_errors=True)  # what somebody still reads is swept away later
 
     def _sweep(self) -> None:
         """Remove what earlier processes left half-written."""

@@ -55,6 +55,19 @@ def test_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert newest is not None and newest.state == {"step": 5, "score": 0.4}
 
 
+def test_a_checkpoint_that_cannot_be_removed_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_file: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    folder = CheckpointFolder(tmp_path, keep=1)
+    folder.save(1, {}, fill)
+    monkeypatch.setattr(Path, "unlink", refuse)  # as if another user had made it
+    folder.save(2, {}, fill)
+    assert names(tmp_path) == ["step_1", "step_2"] and "step_1 can't be removed, and stays" in caplog.text
+
+
 def test_what_comes_after_a_rewind_is_the_newest(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep=2)
     for step in (1, 2, 3):
