@@ -64,11 +64,11 @@ def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
         if not isinstance(template, str):
             where = ("ajet", "prompt_tuning", "templates", name)
             yield from _existing(template, "file", where, folder, Path.is_file)
-    algorithm, place = ajet.trainer_common.algorithm, ("ajet", "trainer_common", "algorithm")
+    algorithm, above = ajet.trainer_common.algorithm, ("ajet", "trainer_common", "algorithm")
     for key in ("adv_estimator", "policy_loss"):
         if "->" in algorithm[key]:
-            yield from _import_path(algorithm, key, place, folder)
-    yield from _model_folder(algorithm.distillation, "teacher", (*place, "distillation"), folder)
+            yield from _import_path(algorithm, key, above, folder)
+    yield from _model_folder(algorithm.distillation, "teacher", (*above, "distillation"), folder)
     for key in ("algorithm", "proposer"):
         if "->" in ajet.prompt_tuning[key]:
             yield from _import_path(ajet.prompt_tuning, key, ("ajet", "prompt_tuning"), folder)

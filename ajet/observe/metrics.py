@@ -288,8 +288,10 @@ def make_tracker(name: str, config: Any, folder: Path, masker: Masker) -> Metric
 def tracker_class(name: str, config: Any) -> Callable[[RunInfo], MetricsSink]:
     """What makes the tracker of that name. Raises a `UserError` if it is the user's class and can't be imported."""
     if "->" not in name:
-        return cast(Any, load(TRACKERS, name))
-    return cast(Any, import_class(name, object, key="ajet.trainer_common.logger", base_dirs=config.base_dirs))
+        found: Any = load(TRACKERS, name)
+    else:
+        found = import_class(name, object, key="ajet.trainer_common.logger", base_dirs=config.base_dirs)
+    return cast(Callable[[RunInfo], MetricsSink], found)
 
 
 def missing_trackers(config: Any) -> dict[str, str]:
