@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ajet.backbone.own_formulas import find_estimator, find_policy_loss
-from ajet.schema.errors import FeatureUnavailableError
 from ajet.trainer.credit import Baseline, CreditSettings, LossNorm, Overlong, ZeroVariance
 
 if TYPE_CHECKING:
@@ -172,11 +171,6 @@ def loss_settings(config: Config) -> LossSettings:
 
     common = config.ajet.trainer_common
     algorithm = common.algorithm
-    kind = KL_TYPES.get(common.kl_loss_type)
-    if kind is None:
-        raise FeatureUnavailableError(
-            f"ajet.trainer_common.kl_loss_type: there is no {common.kl_loss_type!r}; available: {', '.join(KL_TYPES)}"
-        )
     low, high = clip_range(algorithm)
     return LossSettings(
         policy_loss=find_policy_loss(algorithm.policy_loss, config.base_dirs),
@@ -187,7 +181,7 @@ def loss_settings(config: Config) -> LossSettings:
         tau_neg=algorithm.tau_neg,
         sequence_mask=algorithm.sequence_mask,
         kl_coef=common.kl_loss_coef if common.use_kl_loss and not algorithm.use_kl_in_reward else 0.0,
-        kl_type=KLType(kind),
+        kl_type=KLType(KL_TYPES[common.kl_loss_type]),
         entropy_coef=algorithm.entropy_coef,
         correction=None,
     )

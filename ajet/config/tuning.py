@@ -234,7 +234,7 @@ class TrainerCommonConfig(Section):
     kl_loss_coef: NonNegative = 0.002
     """Weight of the KL term in the loss."""
     kl_loss_type: Literal[
-        "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full", "kl+", "k1+", "low_var_kl+", "k3+", "k3_corrected"
+        "kl", "k1", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "low_var_kl+", "k3+", "k3_corrected"
     ] = "k3+"
     """Which estimate of the KL divergence. With `+`: the value of the name before it, and the gradient of the
     divergence itself. `k3_corrected`: times the ratio to the old policy, for several updates a step."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ajet.backbone.training_settings import KL_TYPES
 from ajet.schema.chat import GREEDY_BELOW
 from ajet.schema.errors import ConfigError
 
@@ -98,8 +97,6 @@ def shared_notes(config: Config, title: str) -> Iterator[Remark]:
         )
     if algorithm.zero_variance_groups == "resample":
         yield Remark(f"{place}.algorithm.zero_variance_groups", f"with {title} this is `skip`: no other tasks instead")
-    if common.use_kl_loss and common.kl_loss_coef and common.kl_loss_type not in KL_TYPES:
-        yield Remark(f"{place}.kl_loss_type", f"available: {', '.join(KL_TYPES)}", refused=True)
     if algorithm.distillation.teacher is not None:
         yield Remark(f"{place}.algorithm.distillation.teacher", "only `local` learns from a teacher", refused=True)
     if algorithm.replay.groups:

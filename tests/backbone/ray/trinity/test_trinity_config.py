@@ -162,7 +162,6 @@ def test_staleness_is_bounded_when_nothing_else_waits() -> None:
         (f"{COMMON}.algorithm.replay.groups", 2),
         ("task_reader.curriculum.enabled", True),
         (f"{COMMON}.algorithm.rollout_correction.mode", "masked"),
-        (f"{COMMON}.kl_loss_type", "full"),
         ("rollout.engine", "scripted"),
         ("rollout.temperature", 0.0),
         (f"{COMMON}.val_only", True),

@@ -139,7 +139,6 @@ def test_a_gpu_without_flash_attention_pads() -> None:
     ("overrides", "named"),
     [
         ({f"{COMMON}.algorithm.use_kl_in_reward": True}, "use_kl_in_reward"),
-        ({f"{COMMON}.kl_loss_type": "full"}, "kl_loss_type"),
         ({"verl.actor_rollout_ref.actor.optim.lr": 0.5}, "actor_rollout_ref.actor.optim.lr"),
         ({"verl.algorithm.gamma": 0.5}, "algorithm.gamma"),
         ({"verl.actor_rollout_ref.rollout.temperature": 0.5}, "ajet.rollout"),
