@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 import os
 import sys
@@ -24,6 +25,7 @@ import yaml
 from ajet.config.interpolation import literal
 from ajet.config.keys import TRAINER_NAMES, nearest
 from ajet.schema.errors import AjetError, ConfigError, UserError
+from ajet.schema.install import require_training
 from ajet.schema.resources import PromptTemplate, PromptTemplateError
 from ajet.schema.task import Task
 from ajet.schema.user_code import ARROW, PROGRAM, forget_files, importing, publish, stands_for
@@ -155,14 +157,15 @@ class Trainer:
 
     def evaluate(self, agent: Any, dataset: Any = None) -> dict[str, float]:
         """Validation alone: its metrics, such as `val/return/mean`."""
-        from ajet.schema.install import require_training
-
         require_training("Trainer.evaluate")
         from ajet.backbone.evaluation import EvaluationCell, play
 
         cell = EvaluationCell.of(self._config(agent, None, dataset, {"backbone": "debug"}, val_argument="dataset"))
         play([cell])
-        return cell.evaluation().metrics
+        done = cell.evaluation()
+        for why, count in done.failures.items():
+            logging.getLogger(__name__).warning("%d of %d episodes failed: %s", count, done.episodes, why)
+        return done.metrics
 
     # ------------------------------------------------------------ the configuration
 
@@ -277,8 +280,6 @@ def evaluate(
     `NAME@URL` of an OpenAI-compatible server. `out`: keeps the episodes there; the same call then plays only what is
     missing. `price`: of a million prompt and reply tokens. `config` and `keywords`: as for `Trainer`.
     """
-    from ajet.schema.install import require_training
-
     require_training("ajet.evaluate")
     from ajet.backbone.evaluation import EvaluationCell, Price, model_keys, play, tasks_keys
 

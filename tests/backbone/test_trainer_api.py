@@ -319,7 +319,9 @@ def test_a_wrong_key_was_given_to_the_trainer(keys: dict[str, Any], says: str, t
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_carries_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_fails_carries_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.chdir(tmp_path)
 
     @rollout
@@ -334,3 +336,5 @@ def test_a_run_that_fails_carries_its_reason(tmp_path: Path, monkeypatch: pytest
     assert raised.value.folder.is_dir()
     assert str(copy.copy(raised.value)) == str(raised.value)
     assert not any("ajet" in type(one).__module__ for one in logging.getLogger().handlers), "for its own basicConfig"
+    assert "val/return/mean" not in Trainer(settings).evaluate(broken, TASKS[:2])
+    assert "2 of 2 episodes failed: " in caplog.text and "KeyError: 'no such field'" in caplog.text
