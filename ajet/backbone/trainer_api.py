@@ -225,12 +225,12 @@ class Trainer:
 
     def _file_of(self, dataset: Any, split: str, argument: str) -> dict[str, Any]:
         """Write a data set to a file named after its content, so that the same call resumes the same run."""
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in _rows(dataset, argument)]
+        lines = [json.dumps(row) + "\n" for row in _rows(dataset, argument)]
         if not lines:
             once = " (a generator gives its items only once)" if isinstance(dataset, Iterator) else ""
             raise UserError(f"{argument} is empty{once}: a run needs at least one task")
         text = "".join(lines)
-        file = self._datasets / f"{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:16]}.jsonl"
+        file = self._datasets / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
         if not file.exists():
             _write(file, text)
         return {

@@ -161,6 +161,7 @@ def test_the_configuration_is_the_yamls(tmp_path: Path) -> None:
         (lambda path: config_of(Trainer(exp_dir=path), train=[{"x": 1}, {"x": math.nan}]), r"\[1\]\['x'\] is nan"),
         (lambda path: config_of(Trainer(exp_dir=path), train=[{"x": np.array([1, math.inf])}]), r"\['x'\]\[1\] is inf"),
         (lambda path: Trainer(exp_dir=path).evaluate(from_this_file, []), "^dataset is empty"),
+        (lambda path: Trainer(exp_dir=path, model="tiny:qwen2").evaluate(from_this_file, ["\ud83d"]), "surrogate pair"),
         (lambda path: Trainer([{"rollout.top_p": 0.9}]), "a YAML file or a dict of keys, not of type list"),
         (
             lambda path: config_of(Trainer(exp_dir=path), train=None),
