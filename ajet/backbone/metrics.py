@@ -249,6 +249,8 @@ VERL = {
     "timing_s/update_weights": "time/sync",
     "timing_s/save_checkpoint": "time/checkpoint",
 }
+SUMS_OF_VERL = {"actor/pg_loss", "actor/kl_loss", "actor/clip_fraction", "actor/ratio"}
+"""Sums of weight x value; the weights sum up to 1 with some norms alone."""
 KEPT_BY_VERL = ("return/", "reward/", "success/", "episode/", "ledger/", "status/", "outcome/", "failure/",
                 "masked/", "dropped/", "fork/", "time/", "user/", "tag/", "val/", "credit/", "train/")  # fmt: skip
 """Prefixes of names that reach verl from our sampler and collector, and come back as they are."""
@@ -285,6 +287,8 @@ def step_names(metrics: Mapping[str, float]) -> dict[str, float]:
 def from_verl(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Translate one line of verl's metrics file; text is left out."""
     numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
+    weight = numbers.pop("actor/weight", 0.0) or 1.0
+    numbers |= {key: numbers[key] / weight for key in SUMS_OF_VERL & numbers.keys()}
     named = _renamed(numbers, VERL, KEPT_BY_VERL, "verl/")
     if "time/rollout" in named:
         named |= token_rate(named, named["time/rollout"])

@@ -129,7 +129,9 @@ def test_staleness_weighs_by_trained_tokens() -> None:
 def test_verls_metrics_get_our_names() -> None:
     given = {"actor/grad_norm": 0.5, "timing_s/gen": 2, "reward/mean": 0.25, "critic/score/mean": 9.0, "note": "text"}
     given |= {"episode/sampled_tokens_total": 40.0, "perf/throughput": 3.0}  # verl's is of all tokens, over the step
+    given |= {"actor/kl_loss": 0.125, "actor/weight": 0.5}  # as with `dr_grpo`: a sum
     assert from_verl(given) == {
+        "train/kl": 0.25,
         "train/grad_norm": 0.5,
         "time/rollout": 2.0,
         "reward/mean": 0.25,

@@ -31,8 +31,9 @@ from ajet.trainer.loss import EdgeTensors, LossSettings, policy_loss
 
 VENDORS = ("nvidia", "amd")
 """The vendors of devices that verl calls `cuda`."""
-METRICS = {"policy/sum": "pg_loss", "kl/sum": "kl_loss", "clip_fraction/sum": "clip_fraction", "ratio/sum": "ratio"}
-"""Our sums, and the names under which verl reports them."""
+METRICS = {"policy/sum": "pg_loss", "kl/sum": "kl_loss", "clip_fraction/sum": "clip_fraction", "ratio/sum": "ratio",
+           "weight/sum": "weight"}  # fmt: skip
+"""Our sums, and the names under which verl reports them: `from_verl` divides by the weights."""
 GAP = "sampler_gap_max"
 """The same of the largest difference between the sampler's log-probability and ours. verl's own is of probabilities."""
 
@@ -154,7 +155,8 @@ class RowLoss:
         )
         entropy_E = None if entropy is None else no_padding_2_padding(entropy, data)[at]
         result = policy_loss(new[at], edges, self.settings, entropy_E)
-        metrics = {theirs: _metric(float(result.sums.get(ours, zero)) * ranks) for ours, theirs in METRICS.items()}
+        sums = result.sums | {"weight/sum": edges.weight_M.sum()}
+        metrics = {theirs: _metric(float(sums.get(ours, zero)) * ranks) for ours, theirs in METRICS.items()}
         return result.loss * ranks, metrics | {GAP: _most(result.sums.get("sampler_gap/max", zero))}
 
 
