@@ -102,7 +102,7 @@ def _show(summaries: list[dict[str, Any]]) -> None:
             f"{one['episodes']:,}",
             _time(one),
             *([cost or "–"] if any(costs) else []),
-            ago(time.time() - one["touched"]),
+            ago(time.time() - one["touched"]) if one["touched"] else "–",
             one["backbone"],
             _short(one["model"]),
         ]

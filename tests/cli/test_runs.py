@@ -54,6 +54,14 @@ def test_runs_lists_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert {json.loads(line)["name"] for line in out.splitlines()} == {"math-agent", "math-agent-rloo"}
 
 
+def test_a_run_whose_files_may_not_be_looked_at_has_no_time(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet.observe.viewer.library._touched", lambda _path: 0.0)
+    _, out, _ = said(capsys, "runs")
+    assert " ago" not in out
+
+
 def test_of_many_runs_each_is_looked_at_once_and_no_file_stays_open(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
