@@ -160,5 +160,5 @@ def test_layers_that_are_not_alike_are_all_computed() -> None:
 def test_a_model_that_passes_its_mask_on_by_name_can_be_trained() -> None:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_dense_layers": 1}
     with torch.device("meta"):
-        model = small_model("afmoe", **SHAPE, **experts)
+        model = small_model("afmoe", **SHAPE, **experts).bfloat16()
     assert trained_as(model).why_rows is None
