@@ -96,6 +96,8 @@ def why_nothing_trained(config: Config, folder: Path, after: int, tally: Failure
     lacking = NO_MODEL.format(algorithm.sft.min_reward) if imitates else NO_SUCCESS if passes else NO_DIFFERENCE
     if masked and not total("ledger/trained"):
         lacking = f"no sampled token was to be trained (masked/{', masked/'.join(masked)})"
+    elif total("credit/episodes_trained"):
+        lacking = "no update had a finite gradient: lower ajet.trainer_common.optim.lr, or a coefficient of the loss"
     lines = [f"nothing was trained: {lacking if failed < count else f'all {count} episodes failed'}"]
     if failed:
         told = [f"{many} × {kind}" for kind, many in failures.most_common(3)] if tally is None else tally.lines()

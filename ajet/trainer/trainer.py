@@ -97,8 +97,8 @@ class Updater:
         self.settings = settings
         self.reference = reference
         """The frozen reference of the KL term. None with LoRA: the base weights are the reference."""
-        self.updates = 0
-        """Optimiser steps so far."""
+        self.updates = self.applied = 0
+        """Optimiser steps so far, and those whose gradient was finite: the others left the weights as they were."""
         self.steps = 0
         """Batches so far, those without anything to train included."""
         self.kl_coef = settings.loss.kl_coef
@@ -249,6 +249,7 @@ class Updater:
         lr = self.settings.optim.lr_at(self.steps)
         self.updates += 1  # first: should the update be cut short, its beginning counts
         done = self.optimizer.step(lr)
+        self.applied += done.applied
         if not done.applied:
             log.warning(
                 "update %d: the gradient is not finite; the weights stay unchanged. If it happens again, lower "

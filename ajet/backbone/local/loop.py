@@ -117,7 +117,7 @@ class LocalRun:
                 if self.common.val_only:
                     self._note(self._validate())
                     return 0
-                before, resumed = self.learner.trainer.updates, self.step
+                before, resumed = self.learner.trainer.applied, self.step
                 try:
                     self._train()
                 except (KeyboardInterrupt, BrokenPipeError):
@@ -126,7 +126,7 @@ class LocalRun:
                     raise
                 finally:
                     self.rollouts.stop()
-                trained = self.learner.trainer.updates - before
+                trained = self.learner.trainer.applied - before
         finally:
             for episode in self.runtime.external.untrained if self.runtime.external is not None else ():
                 self._write_episode(episode, None, self.step)

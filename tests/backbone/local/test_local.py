@@ -378,6 +378,13 @@ def test_equal_rewards_train_nothing_and_say_so(tmp_path: Path) -> None:
     assert read_metrics(experiment / "metrics.jsonl")[-1]["credit/zero_variance_groups"] == 2
 
 
+def test_a_run_without_any_finite_gradient_trained_nothing(tmp_path: Path) -> None:
+    entropy = {"trainer_common.algorithm.entropy_coef": 1e30, "trainer_common.total_training_steps": 1}
+    code, experiment = train(tmp_path, **entropy)
+    assert code == 1
+    assert "no update had a finite gradient: lower ajet.trainer_common.optim.lr" in (experiment / "run.log").read_text()
+
+
 def test_a_workflow_that_always_fails_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="tool server is down"):
         train(tmp_path, "Broken", **{"trainer_common.total_training_steps": 50})
