@@ -290,8 +290,8 @@ def with_adapters(model: Any, lora: LoraConfig) -> Any:
             warnings.simplefilter("ignore", FutureWarning)
             return peft.get_peft_model(model, settings)
     except ValueError as error:  # PEFT finds none of the names, or layers that it can't wrap
-        known = ", ".join(linear_modules(model))
-        raise ConfigError(f"ajet.model.lora.target_modules: {error}. This model's linear layers are {known}") from error
+        known, why = ", ".join(linear_modules(model)), str(error).rstrip(".")
+        raise ConfigError(f"ajet.model.lora.target_modules: {why}. This model's linear layers are {known}") from error
 
 
 READ_BY_KERNELS = {"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"}
