@@ -186,8 +186,8 @@ class LocalRun:
             events = read_events(self.experiment.path / "events.jsonl")
             if any(event.get("event") == "checkpoint" for event in events):
                 raise ConfigError(
-                    f"{self.experiment.checkpoints} holds no whole checkpoint any more: it would begin anew and drop "
-                    "what it has recorded. Bring the checkpoints back, or use --fresh, which keeps the records aside"
+                    f"{self.experiment.checkpoints} holds no whole checkpoint any more: the run would begin anew and "
+                    "drop its records. Bring the checkpoints back, or use --fresh, which keeps the records aside"
                 )
             if self.experiment.has_results:
                 log.info("no checkpoint to resume from: the run begins again, and what it had recorded is dropped")
