@@ -177,7 +177,8 @@ def pass_bytes(model: Any, one: Pass) -> int:
     near, far = (_short(model, replace(one, tokens=tokens, trained=1)) for tokens in (few, many))
     steps = (one.tokens - few) / (many - few)
     peaks = {stage: peak + int((far[stage] - peak) * steps) for stage, peak in near.items()}
-    with first_layers(model, 0):
+    entry = model.get_input_embeddings()  # without layers, no adapter is left that wants a gradient
+    with first_layers(model, 0), entry.register_forward_hook(lambda _entry, _given, states: states.requires_grad_()):
         one_of_them, all_of_them = (
             max(_peaks(model, replace(one, trained=some)).values()) for some in (1, one.trained)
         )
