@@ -214,6 +214,6 @@ def test_a_breakpoint_that_nobody_foresaw_has_the_prompt_to_itself(tmp_path: Pat
     agent.write_text(agent.read_text().replace('bp("HERE")', hidden))
     done = ajet(tmp_path, typed="p act\nn\np act\nc\n" * 3)
     assert done.returncode == 0, done.stderr
-    shown = re.findall(r"\(Pdb\) ('talk\d?')", done.stdout)
-    assert len(shown) == 6
+    shown = re.findall(r"'talk\d?'", done.stdout)  # what another episode prints may stand between prompt and value
+    assert len(shown) == 6, done.stdout
     assert shown[0::2] == shown[1::2] and len(set(shown)) == 3, "each episode has the prompt until it goes on"
