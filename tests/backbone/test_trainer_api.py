@@ -297,6 +297,7 @@ def test_threads_pass_the_same_data_set(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Path, "write_text", together)
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(_write, [tmp_path / "tasks.jsonl"] * 2, ["{}"] * 2))
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("tasks.jsonl", "{}")]
 
 
 def test_a_run_without_metrics_has_a_page_too(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ class McpTool(StatelessTool):
     async def run(self, arguments: Arguments, context: ToolContext) -> ToolResult:
         try:
             answer = await self._session.call_tool(self._remote, arguments, read_timeout_seconds=self._limit)
-        except Exception as error:
+        except Exception as error:  # of an optional package: its kinds aren't imported to be named here
             if type(error).__name__ == "ClosedResourceError" or str(error) == "Connection closed":
                 raise EnvironmentUnavailableError(f"mcp: {self._place} ended before the episode did") from error
             raise

@@ -243,7 +243,7 @@ DSML = ReplyParser(
 # <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…, and a call is
 # <|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>; "to=" may also precede the channel.
 
-_HARMONY_HEAD = re.compile(  # gives back nothing that it took: a thousand spaces took half a minute
+_HARMONY_HEAD = re.compile(  # possessive: trying again after a thousand spaces would take half a minute
     r"([^\s<]++)\s*+(?:<\|channel\|>\s*+\w++\s*+)?+(?:(?:<\|constrain\|>\s*+)?+\w++\s*+)?+<\|message\|>\s*+"
 )
 _TO = "to=functions."
