@@ -213,8 +213,8 @@ torch_of = $$(grep '^torch==' constraints/$(1).txt)
 .venv-mini-swe-agent/.ready: THEN = 'mini-swe-agent>=2.4,<3' mcp
 
 .venv-verl/.ready: pyproject.toml constraints/verl.txt
-.venv-verl/.ready: FIRST = $(call torch_of,verl)
-.venv-verl/.ready: THEN = -c constraints/verl.txt -e '.[verl,agentscope,gymnasium]' pytest
+.venv-verl/.ready: FIRST = uv $(call torch_of,verl)
+.venv-verl/.ready: THEN = --compile-bytecode --index-strategy unsafe-best-match -c constraints/verl.txt -e '.[verl,agentscope,gymnasium]' pytest
 
 .venv-trinity/.ready: pyproject.toml constraints/trinity.txt
 .venv-trinity/.ready: FIRST = uv $(call torch_of,trinity)
