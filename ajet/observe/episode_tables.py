@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ajet.observe.episode_codec import Annotation, decode_episode, inflated, one_line, preview, searchable_text
+from ajet.observe.run_files import make_empty
 from ajet.schema.episode import Episode
 from ajet.schema.errors import EpisodeFormatError, UserError
 from ajet.schema.printable import encodable
@@ -187,6 +188,7 @@ class EpisodeStoreError(UserError):
 
 def open_for_writing(path: Path, success_threshold: float = 1.0) -> sqlite3.Connection:
     """The writer's connection. Transactions are explicit: `commit` ends them."""
+    make_empty(path)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
     try:
         _prepare(connection, path, success_threshold)
@@ -378,6 +380,8 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
         found = connection.execute("PRAGMA user_version").fetchone()[0]
     except sqlite3.DatabaseError as error:
         raise EpisodeStoreError(f"{path}: {error}") from error
+    if found == 0:
+        raise EpisodeStoreError(f"{path} holds no episodes: no run has written to it")
     if found != VERSION:
         raise EpisodeStoreError(
             f"{path}: written in format {found}, but this ajet reads format {VERSION}. Use the version that wrote it."

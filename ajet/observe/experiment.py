@@ -61,10 +61,8 @@ def run_environment() -> dict[str, str]:
         if commit := output_of(*describe, within_s=_WAIT_S):
             found[label] = commit
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     found["command"] = " ".join(sys.argv)
     return found
 
@@ -94,10 +92,7 @@ class EarlierRun:
         """Read the state of a folder; None if there was no run."""
         if aside is None and not (path / "config.resolved.yaml").exists():
             return None
-        kept = [
-            *(path / name for name in _WRITTEN_AT_START),
-            *(path / "code").rglob("*"),
-        ]
+        kept = [*(path / name for name in _WRITTEN_AT_START), *(path / "code").rglob("*")]
         return cls(
             {file.relative_to(path): file.read_bytes() for file in kept if file.is_file()},
             {name: _size(path / name) for name in ("events.jsonl", "metrics.jsonl")},
@@ -258,6 +253,13 @@ class ExperimentFolder:
             raise ExperimentPlaceError(
                 f"{link} leads to {folder}, which isn't there: mount its disk, or delete the link to begin again"
             )
+        if is_placed and not f"{folder.name}.".startswith(f"{self.name}."):  # renamed or copied
+            for other in self.path.parent.glob("*/checkpoints"):
+                if other != link and other.is_symlink() and other.readlink() == folder:
+                    raise ExperimentPlaceError(
+                        f"{link} leads to the checkpoints of {other.parent}, of which this run is a copy, and would "
+                        f"replace them. Give it its own: rm {link} && cp -r {folder} {link}"
+                    )
         if not is_placed and folder.exists():  # another run's
             folder = _aside(folder)
         try:
@@ -375,7 +377,7 @@ def typed(path: Path) -> str:
 
 def _lock(path: Path) -> int:
     """Lock the folder. The kernel releases the lock when the process ends, however it ends."""
-    handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     for attempt in range(20):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -394,11 +396,9 @@ def _lock(path: Path) -> int:
 
 def _close_quietly(handle: int) -> None:
     """In a forked child, which must not keep the folder locked after its parent died."""
-    try:
+    with suppress(OSError):  # closed before the fork
         if os.readlink(f"/proc/self/fd/{handle}").endswith(_LOCK):
             os.close(handle)
-    except OSError:  # closed before the fork
-        pass
 
 
 def _aside(path: Path) -> Path:

@@ -18,7 +18,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -53,6 +53,13 @@ def open_regular(path: Path) -> BinaryIO:
         os.close(handle)
         raise UnreadableFileError(f"{path} is not a regular file, which a run would have written: move it away")
     return os.fdopen(handle, "rb")
+
+
+def make_empty(path: Path) -> None:
+    """Make a database's file, if there is none, as the umask says. SQLite would let only its owner write, and in a
+    group's folder nobody else could go on with the run."""
+    with suppress(OSError):  # it is there; whatever else is wrong, SQLite says
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
 
 
 def open_text(path: Path) -> TextIO:
@@ -240,7 +247,7 @@ class Notes:
     def _replace(self, everything: NotesFile) -> None:
         scratch = self._file.with_suffix(".tmp")
         scratch.unlink(missing_ok=True)  # left by a kill, or somebody's link to elsewhere
-        with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w", encoding="utf-8") as file:
+        with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w", encoding="utf-8") as file:
             json.dump(asdict(everything), file, ensure_ascii=True, indent=1)
             file.flush()
             os.fsync(file.fileno())

@@ -76,6 +76,8 @@ class AnswerCache:
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self.path.exists():
+                self.path.touch()  # for whom the umask says: SQLite's own lets its owner write alone
             connection = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False)
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("CREATE TABLE IF NOT EXISTS answer (key TEXT PRIMARY KEY, text TEXT, kept REAL)")

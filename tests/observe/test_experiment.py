@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from ajet.config import Config
+from ajet.observe.episode_tables import open_for_writing
 from ajet.observe.experiment import ExperimentBusyError, ExperimentFolder, ExperimentPlaceError, is_running
 from ajet.observe.metrics import read_metrics
 from ajet.observe.run_files import read_events
@@ -119,6 +121,20 @@ def test_fresh_keeps_the_former_run_aside(tmp_path: Path) -> None:
     assert len(former) == 1 and len(read_metrics(former[0] / "metrics.jsonl")) == 1
 
 
+def test_in_a_folder_of_a_group_everybody_may_go_on_with_the_run(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        with ExperimentFolder.open(config(), exp_dir=tmp_path) as folder:
+            folder.metrics.log(1, {"reward/mean": 1.0})
+            connection = open_for_writing(folder.episodes)
+            modes = {file.name: file.stat().st_mode & 0o060 for file in folder.path.iterdir()}
+            connection.close()
+    finally:
+        os.umask(before)
+    assert {".running", "episodes.sqlite", "episodes.sqlite-wal"} <= set(modes)
+    assert set(modes.values()) == {0o060}, modes
+
+
 def test_checkpoints_elsewhere_are_those_of_their_run(tmp_path: Path) -> None:
     """A link leads to them: the same run goes on there, and `--fresh` begins beside them. A folder that is gone is made
     again, unless the run had results: it would drop them."""
@@ -151,6 +167,31 @@ def test_checkpoints_elsewhere_are_those_of_their_run(tmp_path: Path) -> None:
     with ExperimentFolder.open(config(), exp_dir=tmp_path / "other runs") as folder:  # of the same name
         folder.keep_checkpoints_in(str(base))
         assert folder.checkpoints.resolve() not in (first, second)
+
+
+def test_a_copied_run_does_not_write_to_the_checkpoints_of_the_first(tmp_path: Path) -> None:
+    base, runs = tmp_path / "large disk", tmp_path / "runs"
+
+    def opened(name: str) -> Path:
+        named = Config.model_validate({"ajet": {"experiment_name": name}})
+        with ExperimentFolder.open(named, exp_dir=runs) as folder:
+            folder.keep_checkpoints_in(str(base))
+            return folder.checkpoints.resolve()
+
+    first = opened("qwen2.5")
+    (first / "step_1").mkdir()
+    shutil.copytree(runs / "qwen2.5", runs / "qwen2.5-copy", symlinks=True)
+    with pytest.raises(
+        ExperimentPlaceError, match=r"copy/checkpoints leads to the checkpoints of .*/qwen2.5, of which"
+    ):
+        opened("qwen2.5-copy")
+    assert opened("qwen2.5") == first
+    link = runs / "qwen2.5-copy" / "checkpoints"
+    link.unlink()
+    shutil.copytree(first, link)  # as the message says
+    assert opened("qwen2.5-copy") == link
+    (runs / "qwen2.5").rename(runs / "renamed")
+    assert opened("renamed") == first
 
 
 def test_a_place_for_checkpoints_that_can_not_be_made_is_named(tmp_path: Path) -> None:

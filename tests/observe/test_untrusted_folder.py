@@ -101,3 +101,10 @@ def test_a_view_in_place_of_the_episodes_is_not_read(tmp_path: Path) -> None:
         )
     with pytest.raises(EpisodeStoreError, match="has a view"):
         EpisodeStore(file)
+
+
+def test_a_database_that_no_run_has_written_to_holds_no_episodes(tmp_path: Path) -> None:
+    file = tmp_path / "episodes.sqlite"
+    file.touch()
+    with pytest.raises(EpisodeStoreError, match=r"episodes.sqlite holds no episodes: no run has written to it"):
+        EpisodeStore(file)
