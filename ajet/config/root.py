@@ -160,7 +160,7 @@ Treatment = Real | Literal["judge", "mask", "drop"]
 
 
 class FailureRewardConfig(Section):
-    """`ajet.failure_reward`: what to do with episodes that did not end well: a number (train with this reward), `judge`
+    """`ajet.failure_reward`: what to do with episodes that did not end well: a number (its only reward), `judge`
     (train with the workflow's or the judge's reward), `mask` (as `judge`, but without loss: the episode counts in its
     group's baseline and in the metrics only) or `drop` (leave it out of its group). None of them is replaced by another
     attempt.

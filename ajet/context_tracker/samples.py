@@ -66,6 +66,7 @@ class Rewards:
     ) -> float | None:
         """The episode's reward. A list is distributed over the calls, which get no other reward; its sum is the
         episode's reward. None stands for the reward that the workflow gave during the episode, else for `otherwise`.
+        If it `failed`, a number is its only reward: calls and agents lose theirs.
         `chat_calls`: those of a model that reports no tokens, which has no records.
         """
         if reward is None:
@@ -73,6 +74,11 @@ class Rewards:
             return None if failed else given
         if isinstance(reward, Sequence):
             return _distribute(reward, records, chat_calls)
+        if failed:
+            self.by_agent.clear()
+            for call in (*(record.call for record in records), *chat_calls):
+                if call.reward is not None:  # not None again: a reply that got one wasn't abandoned
+                    call.reward, call.replaces_outcome = 0.0, False
         return reward
 
 

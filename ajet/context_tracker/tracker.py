@@ -351,7 +351,7 @@ class ContextTracker:
         masked: bool = False,
     ) -> FinishedCalls:
         """End the episode. A list holds one reward for each call that got a reply; None takes the one that the
-        workflow gave by `reward`, else `otherwise`, unless the episode `failed`.
+        workflow gave by `reward`, else `otherwise`. If the episode `failed`, nothing counts that the workflow gave.
 
         `output` is the text that the workflow returned: it shows which of several replies to one prompt was used.
         `masked`: the episode keeps its reward, but none of its tokens is trained.

@@ -97,6 +97,8 @@ class Ending:
     """The episode counts with its reward, but none of its tokens is trained."""
     later: bool = False
     """The judge decides later: the reward only stands in for one."""
+    by_rule: bool = False
+    """`ajet.failure_reward` has a number, which is the reward: what calls and agents were given doesn't count."""
 
 
 def ending_of(facts: AttemptFacts, rules: FailureRewardConfig) -> Ending:
@@ -203,7 +205,7 @@ def _failed(status: EpisodeStatus, key: str, failure: Failure | None, rules: Fai
         return Ending(status, failure=failure, is_success=False)
     if isinstance(treatment, str):
         return Ending(status, failure=failure, is_success=False, open_by=key, masked=treatment == "mask")
-    return Ending(status, float(treatment), failure, is_success=False)
+    return Ending(status, float(treatment), failure, is_success=False, by_rule=True)
 
 
 def _ended_by(outcomes: frozenset[Outcome], *, explained: bool) -> Outcome | None:

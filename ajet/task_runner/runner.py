@@ -248,7 +248,7 @@ class _AttemptRun:
             return FinishedCalls(CallTree(), Ledger()), ending
         tracker = self._session.tracker
         output = "\n".join(value for value in result.metadata.values() if isinstance(value, str))
-        failed = ending.failure is not None and not ending.open_by
+        failed = ending.by_rule or (ending.failure is not None and not ending.open_by)
         otherwise = self._runner.rules.otherwise if ending.open_by else None
         try:
             calls = tracker.finish(

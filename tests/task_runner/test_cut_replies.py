@@ -16,6 +16,7 @@ from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import EngineError
 from ajet.schema.task import Task
 from ajet.task_runner.runtime import Runtime
+from ajet.trainer.credit import earned, summarise
 
 FILE = """
 import httpx
@@ -64,6 +65,16 @@ async def own_error(client, tuner):
 async def given_then_error(client, tuner):
     tuner.reward(0.75)
     return await own_error(client, tuner)
+
+async def parts(client, tuner):
+    reply = await ask(client)
+    tuner.reward(1.0, agent="default_agent")
+    tuner.reward(0.5, call=reply.id)
+    return WorkflowOutput(reward=2.0)
+
+async def parts_then_error(client, tuner):
+    await parts(client, tuner)
+    raise MaxTokensReachedException("the answer is not complete")
 
 async def bug(client, tuner):
     await ask(client)
@@ -200,6 +211,14 @@ def test_what_a_cut_reply_gets_if_the_workflow_returned(
     assert (episode.tree.trained_tokens > 0) == (truncated not in ("mask", "drop"))
     if truncated == "drop":
         assert episode.failure is not None and episode.failure.message == "ajet.failure_reward.truncated: drop"
+
+
+@pytest.mark.parametrize("what", ["parts", "parts_then_error"])
+def test_a_number_for_a_cut_reply_is_its_only_reward(tmp_path: Path, what: str) -> None:
+    episode = play(tmp_path, what, failure_reward__truncated=-2)
+    assert (episode.reward, earned(summarise(episode))) == (-2.0, -2.0)
+    episode = play(tmp_path, "parts", failure_reward__truncated="judge")
+    assert (episode.reward, earned(summarise(episode))) == (2.0, 1.5)
 
 
 @pytest.mark.parametrize(("what", "kind"), [("nan", "RewardError"), ("no_output", "WorkflowFault")])

@@ -58,7 +58,7 @@ def test_a_configured_reward_outweighs_a_judge_that_failed() -> None:
     result = WorkflowResult(finished=True, failed_in="judge", failure=Failure("JudgeFault", "None"))
     assert end(result).status is EpisodeStatus.JUDGE_ERROR
     assert end(result, Outcome.LENGTH).status is EpisodeStatus.JUDGE_ERROR
-    assert end(result, Outcome.ABNORMAL) == Ending(EpisodeStatus.TRUNCATED, -1.0, None, False)
+    assert end(result, Outcome.ABNORMAL) == Ending(EpisodeStatus.TRUNCATED, -1.0, None, False, by_rule=True)
 
 
 @pytest.mark.parametrize(
