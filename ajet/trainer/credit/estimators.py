@@ -249,12 +249,14 @@ def compute_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditS
                 calls = _entries(episode, advantages[number][index], weights[number][index], settings.multiplicity)
             row.append(EpisodeCredit(episode.episode_id, calls, skipped=drop[number], norm=settings.loss_norm))
         credited.append(row)
-    metrics = _metrics(groups, credited, flat) | {
+    # where no token is trained, the rewards are not why
+    alike = [same and any(episode.tokens for episode in group) for same, group in zip(flat, groups, strict=True)]
+    metrics = _metrics(groups, credited, alike) | {
         "credit/agents_alone": float(sum(one.alone for one in compared)),
         "credit/fallback_calls": float(sum(one.fallbacks for one in compared)),
     }
     metrics |= _masked_overlong(groups, settings)
-    return Credit(credited, zero_variance_groups=sum(flat), metrics=metrics)
+    return Credit(credited, zero_variance_groups=sum(alike), metrics=metrics)
 
 
 def teaches(group: Sequence[EpisodeSummary], settings: CreditSettings) -> bool:
@@ -365,14 +367,14 @@ def _entries(episode: EpisodeSummary, advantages: list[float], weight: float, mu
 
 
 def _metrics(
-    groups: Sequence[Sequence[EpisodeSummary]], credited: list[list[EpisodeCredit]], flat: list[bool]
+    groups: Sequence[Sequence[EpisodeSummary]], credited: list[list[EpisodeCredit]], alike: list[bool]
 ) -> dict[str, float]:
     advantages = [call.advantage for group in credited for episode in group for call in episode.calls if call.entries]
     count = len(advantages)
     mean = sum(advantages) / count if count else 0.0
     return {
         "credit/groups": float(len(groups)),
-        "credit/zero_variance_groups": float(sum(flat)),
+        "credit/zero_variance_groups": float(sum(alike)),
         "credit/episodes_trained": float(sum(episode.trained for group in credited for episode in group)),
         "credit/advantage/mean": mean,
         "credit/advantage/std": sqrt(sum((a - mean) ** 2 for a in advantages) / count) if count else 0.0,

@@ -236,6 +236,13 @@ def test_zero_variance_groups() -> None:
     assert keep.episodes[0].calls[0].advantage == 0.0
 
 
+def test_a_group_without_trained_tokens_is_not_one_of_equal_rewards() -> None:
+    groups = [[single(1.0, tokens=0), single(0.0, tokens=0)], [single(1.0), single(1.0)]]
+    found = compute_credit(groups, CreditSettings())
+    assert (found.zero_variance_groups, found.metrics["credit/zero_variance_groups"]) == (1, 1.0)
+    assert all(episode.skipped for episode in found.episodes)
+
+
 def test_a_failed_attempt_without_trained_tokens_still_counts_in_the_statistics() -> None:
     group = [single(1.0), single(0.0, tokens=0)]
     assert advantages([group], estimator=estimators.DR_GRPO)[0] == [0.5]
