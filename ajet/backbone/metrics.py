@@ -34,8 +34,8 @@ from typing import Any
 
 from ajet.observe.metrics import aggregate_log_metrics
 from ajet.observe.statistics import Share
-from ajet.schema.episode import ROOT, Episode, EpisodeStatus, Ledger
-from ajet.trainer.credit import earned, summarise
+from ajet.schema.episode import ROOT, CallTree, Episode, EpisodeStatus, Ledger
+from ajet.trainer.credit import EpisodeCredit, earned, summarise
 
 FAULTS = (EpisodeStatus.ENGINE_ERROR, EpisodeStatus.ENVIRONMENT_ERROR, EpisodeStatus.JUDGE_ERROR)
 """How an episode ends that failed for reasons other than its workflow and model."""
@@ -156,10 +156,12 @@ def ledger_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     return {f"ledger/{name}": float(count) for name, count in counts.items()}
 
 
-def staleness(episodes: Sequence[Episode], version: int) -> dict[str, float]:
-    """How many versions newer than the sampling policy the trained one is: mean and maximum over trained tokens."""
+def staleness(batch: Iterable[tuple[CallTree, EpisodeCredit]], version: int) -> dict[str, float]:
+    """How many versions newer than the sampling policy the trained one is: mean and maximum over trained tokens. Calls
+    without an entry, as in groups whose rewards are all equal, aren't trained."""
     tokens = lag = most = 0
-    for call in (call for episode in episodes for call in episode.tree.calls if call.mask.any()):
+    pairs = ((call, given) for tree, credit in batch for call, given in zip(tree.calls, credit.calls, strict=True))
+    for call in (call for call, given in pairs if given.entries):
         ends = [*(first for first, _ in call.versions[1:]), len(call.mask)]
         for (first, drawn), end in zip(call.versions, ends, strict=True):
             trained = int(call.mask[first:end].sum())

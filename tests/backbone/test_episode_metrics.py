@@ -11,6 +11,7 @@ from ajet.backbone.metrics import episode_metrics, from_trinity, from_verl, stal
 from ajet.context_tracker.conversation import MessageCalls
 from ajet.schema.chat import ChatReply, ChatRequest, Completion
 from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Failure, Ledger, Outcome
+from ajet.trainer.credit import CallCredit, EpisodeCredit
 from support.synthetic_run import Vocabulary, math_episode
 
 
@@ -117,13 +118,19 @@ def test_staleness_weighs_by_trained_tokens() -> None:
     half = len(first.mask) // 4
     first.versions = [(0, 3), (half, 5)]
     mean = 2 * half / len(first.mask)
-    assert staleness([one], version=5) == {"train/staleness": pytest.approx(mean), "train/staleness/max": 2.0}
+    left_out = episode()  # of an older version, in a group whose rewards are all equal
+    batch = [(one.tree, trained(one)), (left_out.tree, EpisodeCredit("e", [CallCredit() for _ in left_out.tree.calls]))]
+    assert staleness(batch, version=5) == {"train/staleness": pytest.approx(mean), "train/staleness/max": 2.0}
     first.mask[:half] = False
-    assert staleness([one], version=5) == {"train/staleness": 0.0, "train/staleness/max": 0.0}, (
+    assert staleness(batch, version=5) == {"train/staleness": 0.0, "train/staleness/max": 0.0}, (
         "what is masked does not count"
     )
     first.mask[:] = False
-    assert staleness([one], version=5) == {}
+    assert staleness(batch, version=5) == {}
+
+
+def trained(one: Episode) -> EpisodeCredit:
+    return EpisodeCredit("e", [CallCredit([(1.0, 1.0)]) for _ in one.tree.calls])
 
 
 def test_verls_metrics_get_our_names() -> None:

@@ -187,7 +187,7 @@ class Learner:
             torch.set_num_threads(self._sync.cpu_threads)
             with self._trainer_at_work():
                 taught = None if self._teacher is None else self._teacher.logprobs(batch)
-                lag = staleness(episodes, version=version - 1)
+                lag = staleness(batch, version=version - 1)
                 here = self._sync.shared and lag.get("train/staleness/max") == 0
                 metrics = self.trainer.update(batch, taught, sampled_by_this=here)
             self._gap.look_at(version, metrics | lag)

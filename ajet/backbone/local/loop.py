@@ -260,7 +260,8 @@ class LocalRun:
         metrics = episode_metrics(everyone, success_threshold=self.threshold)
         metrics |= extra | credit.metrics | ledger_metrics(everyone)
         metrics |= step_names(metrics)
-        metrics |= staleness(episodes, version=step - 1) | drawn.metrics
+        sampled = ((episode.tree, of) for episode, of in zip(episodes, credit.episodes, strict=True))
+        metrics |= staleness(sampled, version=step - 1) | drawn.metrics
         metrics |= {
             "train/incomplete_groups": float(len(groups) - len(complete)),
             "train/surplus_groups": float(len(complete) - len(usable)),

@@ -96,11 +96,12 @@ class EpisodeCollector:
         """Record a step's groups, and return their metrics, with those `added`."""
         ended = [self._groups.pop(uid) for uid in groups if uid in self._groups]
         episodes = [episode for group in ended for episode in (*group.episodes, *group.failed)]
-        metrics = self._metrics(step, ended, episodes, validation)
+        credit_of = {item.episode_id: item for item in credit}
+        metrics = self._metrics(step, ended, episodes, credit_of, validation)
         if added is not None:
             metrics |= added | token_rate(metrics, added["time/rollout_ended"] - added["time/rollout_began"])
         self._write(step, metrics)  # verl's own of a step come after its checkpoint and its validation, or never
-        self._record(step, episodes, {item.episode_id: item for item in credit}, validation)
+        self._record(step, episodes, credit_of, validation)
         for episode in episodes:
             self._tally.add_and_log(episode)
         try:
@@ -118,12 +119,17 @@ class EpisodeCollector:
         return self._failure
 
     def _metrics(
-        self, step: int, groups: list[EpisodeGroup], episodes: list[Episode], validation: bool
+        self,
+        step: int,
+        groups: list[EpisodeGroup],
+        episodes: list[Episode],
+        credit: dict[str, EpisodeCredit],
+        validation: bool,
     ) -> dict[str, float]:
         threshold = self._config.ajet.task_judge.success_threshold
         if validation:
             return validation_metrics(groups, threshold)
-        trained = [episode for group in groups if group.complete for episode in group.episodes]
+        trained = [(episode.tree, credit[episode.episode_id]) for episode in episodes if episode.episode_id in credit]
         metrics = episode_metrics(episodes, success_threshold=threshold) | ledger_metrics(episodes)
         metrics |= staleness(trained, version=step - 1)
         metrics["train/incomplete_groups"] = float(sum(not group.complete for group in groups))
