@@ -280,11 +280,12 @@ def _take(record: dict[str, Any], history: History, waiting: _Waiting) -> bool:
     elif event == "round":
         _take_round(record, history, waiting)
         return True
-    elif event == "confirmed":
-        history.confirmed = record
-        return True
-    elif event == "ended":
-        history.ended = record
+    elif event in ("confirmed", "ended"):
+        if event == "confirmed":
+            history.confirmed = record
+        else:
+            history.ended, history.spent = record, record.get("spent", history.spent)  # with the confirmation
+        waiting.candidates, waiting.scores = [], []  # the budget ended their round before its first episode
         return True
     return False
 

@@ -123,6 +123,19 @@ def test_what_is_left_of_a_killed_round_is_dropped(tmp_path: Path) -> None:
     assert read_best(folder)["candidate"].startswith("c")
 
 
+def test_a_search_that_goes_on_counts_what_it_spent_and_drops_what_it_could_not_try(tmp_path: Path) -> None:
+    start, proposals, kept = 4, 4 * 4, 2 * 4
+    conf = project(tmp_path, prompt_tuning__rounds=3)
+    budget = f"prompt_tuning.budget.episodes={start + proposals + 3 + kept}"
+    folder = tuned(conf, budget)
+    assert [one["round"] for one in history(folder, "candidate")][-1] == 2, "proposed, and too many for what was left"
+    tuned(conf)
+    run = sum(len(score["trials"]) for score in history(folder, "scores"))
+    assert history(folder, "ended")[-1]["spent"]["episodes"] == run
+    found = [candidate.id for candidate in read_history(folder / "prompts/history.jsonl").earlier.candidates]
+    assert len(found) == len(set(found))
+
+
 def test_resuming_with_other_templates_algorithm_or_tasks_is_refused(tmp_path: Path) -> None:
     conf = project(tmp_path, tasks=8, prompt_tuning__rounds=1)
     folder = tuned(conf)
