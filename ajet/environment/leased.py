@@ -189,7 +189,8 @@ class LeasedEnvironment:
             event = EnvironmentEvent("close", self._now())
             try:
                 self._loop.finish(self._environment.close())
-            except Exception as error:  # noqa: BLE001 - user code: a failed close must not discard a finished episode
+            except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - user code: a failed close must
+                # not discard a finished episode
                 event.error = f"{type(error).__name__}: {error}"
                 log.warning("closing %s failed with %s", self.record.name, event.error)
             event.seconds = self._now() - event.started_s
@@ -249,13 +250,19 @@ class _OwnLoop:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._run, args=(self._loop,), name="ajet-environment", daemon=True).start()
 
-        async def wait() -> Any:
-            return await value
+        async def wait() -> tuple[Any, BaseException | None]:
+            try:
+                return await value, None
+            except (KeyboardInterrupt, SystemExit) as error:  # raised here, it would end the loop before it answers
+                return None, error
 
         try:
-            return asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
+            answer, ending = asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
         except CancelledError:
             raise EnvironmentFault("the environment was closed before it answered") from None
+        if ending is not None:
+            raise ending
+        return answer
 
     def close(self) -> None:
         """End it, with all that still runs on it, so that nobody waits for an answer that can't come."""

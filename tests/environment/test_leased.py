@@ -13,6 +13,7 @@ from ajet.environment.leased import KEPT_EVENTS, LeasedEnvironment
 from ajet.schema.errors import ConfigError, EnvironmentFault, ImportPathError
 from ajet.schema.task import Task
 from support import SUPPORT
+from support.waiting import wait_until
 from support.worlds import AsyncCounter, Counter
 
 FILE = SUPPORT / "worlds.py"
@@ -110,6 +111,23 @@ def test_a_step_that_awaits_for_ever_is_told_when_its_lease_is_closed(tmp_path: 
 
     asyncio.run(scene())
     assert env.record.events[-1].error
+
+
+@pytest.mark.parametrize("kind", ["Counter", "AsyncCounter"])
+def test_an_environment_that_exits_raises_where_it_was_asked(kind: str) -> None:
+    env = lease(kind).open()
+    with pytest.raises(SystemExit):
+        env.step("sys.exit")
+    assert env.step("one").reward == 0.25
+    env.close()
+
+
+def test_an_environment_that_exits_as_it_closes_fails_nothing() -> None:
+    before = set(threading.enumerate())
+    env = lease("Leaving").open()
+    env.close()
+    assert env.record.events[-1].error == "SystemExit: 3"
+    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_a_lease_closed_while_it_opens_ends_when_it_is_open(tmp_path: Path) -> None:

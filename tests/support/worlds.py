@@ -66,6 +66,8 @@ class Counter(Environment):
             time.sleep(600)
         if said == "exit":
             os._exit(3)
+        if said == "sys.exit":
+            raise SystemExit(3)
         if said == "pid":
             return StepResult(str(os.getpid()))
         self.count += 1
@@ -90,6 +92,13 @@ class AsyncCounter(Counter):
 
     async def close(self) -> None:
         super().close()
+
+
+class Leaving(AsyncCounter):
+    """Ends the program as it closes."""
+
+    async def close(self) -> None:
+        raise SystemExit(3)
 
 
 class Judging(Counter):
