@@ -21,7 +21,7 @@ import msgspec
 from ajet.agents.agent import Agent
 from ajet.agents.tools.tool import Tool, ToolContext, ToolSource
 from ajet.agents.tools.toolset import tool_schema
-from ajet.environment.sandboxes import SandboxSettings, open_sandbox
+from ajet.environment.sandboxes import SandboxSettings, of_task, open_sandbox
 from ajet.schema.episode import Failure
 from ajet.schema.errors import RewardError, UserError
 from ajet.schema.task import Task, WorkflowTask
@@ -76,7 +76,7 @@ class Batch:
     on_end: Callable[[Trajectory], object] = lambda trajectory: None
     """Called with each trajectory that ends, including those of earlier runs of the batch."""
     sandbox: SandboxSettings | None = None
-    """Each run has one of its own. None: there is none."""
+    """Each run has one of its own, with its task's changes. None: there is none."""
 
 
 async def run_batch(batch: Batch) -> list[Trajectory]:
@@ -158,7 +158,7 @@ class _BatchRunner:
             try:
                 sandbox = None
                 if batch.sandbox is not None:
-                    sandbox = await stack.enter_async_context(open_sandbox(batch.sandbox))
+                    sandbox = await stack.enter_async_context(open_sandbox(of_task(batch.sandbox, task.metadata)))
                 model = batch.model()
             except Exception as error:  # noqa: BLE001 - whatever it is, it fails this run and not the others
                 failed = Trajectory(name, task.task_id, agent=batch.agent.name, metadata=facts)

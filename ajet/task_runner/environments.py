@@ -6,7 +6,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,7 @@ from ajet.environment.environment import (
     observed,
 )
 from ajet.environment.leased import LeasedEnvironment
-from ajet.environment.sandboxes import SandboxError, SandboxSettings, check_sandbox, open_sandbox
-from ajet.schema.errors import TaskDataError
+from ajet.environment.sandboxes import SandboxError, SandboxSettings, check_sandbox, of_task, open_sandbox
 from ajet.schema.task import WorkflowTask
 from ajet.schema.user_code import check_method, find_named, import_class, looked_in
 from ajet.task_runner.workflow import Workflow
@@ -154,25 +152,6 @@ def _found(folder: str, base_dirs: Sequence[Path], key: str = "ajet.rollout.sand
     if (found := find_named(given, base_dirs, Path.is_dir)) is not None:
         return str(found)
     raise SandboxError(f"{key}: there is no folder {folder!r}; looked in {looked_in(given, base_dirs)}")
-
-
-TASK_SANDBOX = "sandbox"
-"""The key of a task's metadata that changes `rollout.sandbox` for its episodes."""
-_OF_TASK = ("cpus", "disk_mb", "environment", "exec_seconds", "image", "memory_mb", "processes", "workspace")
-
-
-def of_task(settings: SandboxSettings, metadata: Mapping[str, Any]) -> SandboxSettings:
-    """The settings for a task: it may have another image, folder and size, but can't open what confines it."""
-    changes = metadata.get(TASK_SANDBOX)
-    if changes is None:
-        return settings
-    if not isinstance(changes, Mapping) or (unknown := [key for key in changes if key not in _OF_TASK]):
-        found = f"{unknown[0]!r}" if isinstance(changes, Mapping) else f"{changes!r:.100}"
-        raise TaskDataError(f"a task's `{TASK_SANDBOX}` may have {', '.join(_OF_TASK)}, not {found}")
-    try:
-        return replace(settings, **changes)
-    except (SandboxError, TypeError, AttributeError) as error:
-        raise TaskDataError(f"a task's `{TASK_SANDBOX}`: {error}") from None
 
 
 class LeasedSandbox:

@@ -15,7 +15,7 @@ from ajet.agents.batch import GIVE_UP_AFTER, Batch, BatchError, Prices, demonstr
 from ajet.agents.tools import ToolContext, tool
 from ajet.environment.sandboxes import SandboxSettings
 from ajet.schema.task import Task
-from support.scripted_models import Scripted
+from support.scripted_models import Scripted, asks, call
 
 TASKS = [Task(task_id=f"t{number}", main_query=str(number)) for number in range(3)]
 
@@ -206,6 +206,24 @@ def test_a_model_or_a_sandbox_that_cannot_be_made_fails_its_run_alone(tmp_path: 
     settings = SandboxSettings(kind="docker", image="no/such:image")
     done = run_with(tmp_path / "s", Echo(), sandbox=settings)
     assert [trajectory.failure and trajectory.failure.kind for trajectory in done] == ["SandboxError"] * 3
+
+
+def test_a_task_may_change_its_sandbox(tmp_path: Path) -> None:
+    seen = []
+
+    @tool
+    async def where(context: ToolContext) -> None:
+        """Tells."""
+        assert context.sandbox is not None
+        seen.append((context.episode_id, (await context.sandbox.exec("echo $WHERE")).stdout.decode().strip()))
+
+    asked = {"a": {"environment": {"WHERE": "here"}}, "b": {"network": "none"}, "c": None}
+    tasks = [Task(task_id=name, main_query="?", metadata={"sandbox": asked[name]}) for name in asked]
+    settings = SandboxSettings(kind="none", network="host", environment={"WHERE": "there"})
+    model = lambda: Scripted(asks(call("where")), "done")  # noqa: E731
+    done = asyncio.run(run_batch(Batch(ReActAgent(tools=[where]), tasks, model, tmp_path, sandbox=settings)))
+    assert sorted(seen) == [("a-0", "here"), ("c-0", "there")]
+    assert "a task's `sandbox` may have" in str(done[1].failure)
 
 
 def test_a_batch_whose_runs_all_fail_ends(tmp_path: Path) -> None:

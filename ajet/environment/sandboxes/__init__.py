@@ -1,7 +1,7 @@
 """Confined places in which episodes run commands: see `sandbox`.
 
 `open_sandbox` opens one of the kind that the settings name, on the sandboxes' thread; `fresh_copy` makes one with an
-agent's result.
+agent's result, and `of_task` says what a task changes of the settings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ajet.environment.sandboxes.sandbox import (
     SandboxError,
     SandboxSettings,
 )
-from ajet.schema.errors import EpisodeFault
+from ajet.schema.errors import EpisodeFault, TaskDataError
 
 __all__ = [
     "ExecResult",
@@ -44,6 +44,7 @@ __all__ = [
     "check_sandbox",
     "fresh_copy",
     "fresh_sandbox",
+    "of_task",
     "open_sandbox",
 ]
 
@@ -230,6 +231,25 @@ def _made(settings: SandboxSettings, gateway_url: str | None) -> _Startable:
 def check_sandbox(settings: SandboxSettings) -> None:
     """Raises `SandboxError` if no such sandbox can be made on this machine: before a run, not in its first episode."""
     load(SANDBOXES, settings.kind).check(settings)
+
+
+TASK_SANDBOX = "sandbox"
+"""The key of a task's metadata that changes its episodes' sandbox."""
+_OF_TASK = ("cpus", "disk_mb", "environment", "exec_seconds", "image", "memory_mb", "processes", "workspace")
+
+
+def of_task(settings: SandboxSettings, metadata: Mapping[str, Any]) -> SandboxSettings:
+    """The settings for a task: it may have another image, folder and size, but can't open what confines it."""
+    changes = metadata.get(TASK_SANDBOX)
+    if changes is None:
+        return settings
+    if not isinstance(changes, Mapping) or (unknown := [key for key in changes if key not in _OF_TASK]):
+        found = f"{unknown[0]!r}" if isinstance(changes, Mapping) else f"{changes!r:.100}"
+        raise TaskDataError(f"a task's `{TASK_SANDBOX}` may have {', '.join(_OF_TASK)}, not {found}")
+    try:
+        return replace(settings, **changes)
+    except (SandboxError, TypeError, AttributeError) as error:
+        raise TaskDataError(f"a task's `{TASK_SANDBOX}`: {error}") from None
 
 
 MOST_BYTES = 512 << 20

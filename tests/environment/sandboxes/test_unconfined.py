@@ -10,9 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, check_sandbox, fresh_copy, open_sandbox
+from ajet.environment.sandboxes import (
+    Sandbox,
+    SandboxError,
+    SandboxSettings,
+    check_sandbox,
+    fresh_copy,
+    of_task,
+    open_sandbox,
+)
 from ajet.schema.errors import TaskDataError
-from ajet.task_runner.environments import of_task
 from support.waiting import wait_until
 
 SETTINGS = SandboxSettings(kind="none", network="host", exec_seconds=20)
