@@ -129,7 +129,7 @@ def read_scores(file: Path, fields: Any) -> list[Scored]:
             if not isinstance(score, int | float) or not math.isfinite(score):
                 raise BadRecord(f"`score` should be a number, not {score!r:.50}")
             rows.append(Scored(task_from_record(record, fields), reply, float(score)))
-        except ValueError as error:  # BadRecord is one
+        except (ValueError, OverflowError, RecursionError) as error:  # BadRecord is a ValueError
             raise TaskDataError(f"{file}:{number}: {error}") from None
     if not rows:
         raise TaskDataError(f"{file} holds no rows: expected tasks with `reply` and `score`, one JSON object a line")
@@ -139,11 +139,12 @@ def read_scores(file: Path, fields: Any) -> list[Scored]:
 def judge_rows(judge: BaseJudge, rows: Sequence[Scored]) -> None:
     """Have each row judged; those of one task together, if the judge compares."""
     from ajet.task_judge.base_judge import GroupJudge
+    from ajet.task_reader.task_reader_base import content_id
 
     groups: dict[object, list[Scored]] = {}
     whole = isinstance(judge, GroupJudge) and not judge.per_episode
     for number, row in enumerate(rows):
-        groups.setdefault((row.task.task_id, row.task.main_query) if whole else number, []).append(row)
+        groups.setdefault((row.task.task_id or content_id(row.task)) if whole else number, []).append(row)
     if isinstance(judge, GroupJudge):
         judge.prepare()
     threads = ThreadPoolExecutor(AT_ONCE)  # a judge may block, and each call has a loop of its own as in a run

@@ -116,6 +116,7 @@ def test_what_is_wrong_with_the_input(capsys: pytest.CaptureFixture[str]) -> Non
     for row, said in (
         ({"question": "?", "reply": 4, "score": 1}, "scored.jsonl:1: `reply` should be a text, not 4"),
         ({"question": "?", "reply": "4", "score": "good"}, "scored.jsonl:1: `score` should be a number, not 'good'"),
+        ({"question": "?", "reply": "4", "score": 10**400}, "scored.jsonl:1: int too large"),
         ({"text": "?", "reply": "4", "score": 1}, "scored.jsonl:1: no field main_query"),
     ):
         write([row])
@@ -143,6 +144,18 @@ def test_a_judge_may_decide_at_once_about_some_rows() -> None:
     rows = [Scored(Task(main_query="q"), reply, 0.0) for reply in ("2", "", "3")]
     judge_rows(Sometimes(make_config()), rows)
     assert [(row.judged, row.why) for row in rows] == [(2.0, ""), (0.0, ""), (3.0, "")]
+
+
+def test_rows_are_compared_with_those_of_their_task() -> None:
+    class Counts(GroupJudge):
+        def compute_group_rewards(self, episodes: Sequence[JudgedEpisode]) -> Any:
+            return [len(episodes)] * len(episodes)
+
+    tasks = [Task(main_query="Play.", metadata={"answer": answer}) for answer in ("a", "b", "b")]
+    tasks += [Task(main_query=query, task_id="t", metadata={"rater": query}) for query in "xy"]
+    rows = [Scored(task, "reply", 0.0) for task in tasks]
+    judge_rows(Counts(make_config()), rows)
+    assert [row.judged for row in rows] == [1.0, 2.0, 2.0, 2.0, 2.0]
 
 
 def test_a_plain_judge_may_start_an_event_loop() -> None:
