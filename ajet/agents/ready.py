@@ -50,6 +50,8 @@ TOOLS = ("bash", "file_editor", "search")
 class RunTests(StatelessTool):
     """The tests, as a tool. When they pass, the episode ends."""
 
+    limits_itself = True  # by the sandbox's `exec_seconds`
+
     name = "run_tests"
     description = "Run the tests. When they all pass, the task is done."
     parameters: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}  # noqa: RUF012

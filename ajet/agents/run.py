@@ -246,6 +246,8 @@ def world_tools(world: OneAtATime, *, only_tools: bool) -> list[Tool]:
 class _WorldTool(StatelessTool):
     """A tool that the world offers."""
 
+    limits_itself = True  # a step has `rollout.environment.timeout`, or as long as the episode
+
     def __init__(self, world: OneAtATime, function: Mapping[str, Any]) -> None:
         self.name = check_name(function["name"])
         self.description = str(function.get("description") or self.name)

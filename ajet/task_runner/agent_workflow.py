@@ -49,7 +49,7 @@ class EnvironmentWorld:
             step = await self._environment.astep(given)
         except AjetError:
             raise
-        except Exception as error:
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
             name = self._environment.record.name
             raise EnvironmentFault(f"{name}.step raised {type(error).__name__}: {error}") from error
         return WorldStep(observation_text(step.observation) or NOTHING_OBSERVED, step.reward, step.done)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ajet.agents.run import OneAtATime, world_tools
+from ajet.agents.run import OneAtATime, WorldStep, world_tools
+from ajet.agents.tools import ToolResult, Toolset
 from ajet.agents.tools.tool import ToolSetupError
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
@@ -124,6 +125,29 @@ def test_an_environment_that_raises_is_no_tool_that_failed(tmp_path: Path) -> No
     episode = run([asks(("buy", {"item": "bomb"}))], {"type": "react"}, f"{tmp_path}/shop.py->Shop")
     assert episode.status == EpisodeStatus.WORKFLOW_ERROR and len(episode.tree.calls) == 1
     assert episode.failure is not None and "ValueError: the shop is gone" in episode.failure.message
+
+
+@pytest.mark.parametrize("agent", ["react", "tool"])
+def test_an_environment_that_exits_ends_its_episode_whoever_acts(tmp_path: Path, agent: str) -> None:
+    (tmp_path / "shop.py").write_text(SHOP.replace('ValueError("the shop is gone")', "SystemExit(3)"))
+    episode = run([asks(("buy", {"item": "bomb"}))], {"type": agent}, f"{tmp_path}/shop.py->Shop")
+    assert (episode.status, len(episode.tree.calls)) == (EpisodeStatus.WORKFLOW_ERROR, 1)
+    assert episode.failure is not None and "Shop.step raised SystemExit: 3" in episode.failure.message
+
+
+def test_a_step_may_take_longer_than_a_tool() -> None:
+    class Slow:
+        tools, beginning = (), ""
+
+        async def act(self, action: Any) -> WorldStep:
+            await asyncio.sleep(0.2)
+            return WorldStep("seen", 1.0, False)
+
+    async def play() -> ToolResult:
+        async with Toolset(world_tools(OneAtATime(Slow()), only_tools=True), call_seconds=0.01) as toolset:
+            return await toolset.call("act", {"action": "go"})
+
+    assert asyncio.run(play()).output == "seen"
 
 
 @pytest.mark.parametrize("told", ["create", "get_info", "words"])

@@ -28,6 +28,8 @@ TOO_LONG = (
 class Bash:
     """The tool `bash`."""
 
+    limits_itself = True
+
     def __init__(
         self,
         *,
@@ -163,6 +165,8 @@ def _meaning(code: int) -> str:
 
 class Python:
     """The tool `python`: runs a program and returns what it prints."""
+
+    limits_itself = True
 
     def __init__(
         self,

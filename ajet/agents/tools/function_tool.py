@@ -178,6 +178,7 @@ class FunctionTool(StatelessTool):
             raise ToolSetupError(f"tool {self.name!r} needs a docstring: it tells the model what the tool is for")
         self._signature = arguments_of(function, self.name)
         self.parameters = schema_of(self._signature.model)
+        self.limits_itself = timeout is not None
         self._timeout = timeout
         self._running = 0
         self._lock = threading.Lock()

@@ -203,6 +203,8 @@ class _Connection:
 class McpTool(StatelessTool):
     """One tool of a server."""
 
+    limits_itself = True
+
     def __init__(self, tool: Any, session: Any, place: str, prefix: str, timeout: float) -> None:
         self.name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix + tool.name)[:64]
         self.description = tool.description or tool.name

@@ -99,6 +99,8 @@ class StatelessTool:
     name: str
     description: str
     parameters: dict[str, Json]
+    limits_itself: bool = False
+    """It ends a call that takes too long. Any tool may say so: then `Toolset` sets no other limit."""
 
     async def run(self, arguments: Arguments, context: ToolContext) -> ToolResult:
         """Answer one call."""

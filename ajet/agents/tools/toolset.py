@@ -69,7 +69,8 @@ class Toolset:
         call_seconds: float = 300.0,
         output_chars: int = 20_000,
     ) -> None:
-        """`call_seconds`: the longest a call may take. `output_chars`: the most that the model is shown of a result."""
+        """`call_seconds`: the longest that a call of a tool without a limit of its own may take. `output_chars`: the
+        most that the model is shown of a result."""
         self._tools = tools
         self._context = context or ToolContext()
         self._call_seconds = call_seconds
@@ -132,8 +133,9 @@ class Toolset:
             parsed = _in_whole_numbers(parsed, entry.tool.parameters)
         except ValueError as error:
             return _failed(f"{name} was not called: {error}\nExpected: {signature_line(entry.tool)}")
+        seconds = None if getattr(entry.tool, "limits_itself", False) else self._call_seconds
         try:
-            async with asyncio.timeout(self._call_seconds) as limit:
+            async with asyncio.timeout(seconds) as limit:
                 result: Any = await entry.opened.call(parsed)
         except (SandboxError, EnvironmentFault):
             raise
@@ -142,9 +144,7 @@ class Toolset:
             if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
                 raise  # it was not the tool's own
             if isinstance(error, TimeoutError) and limit.expired():
-                return _failed(
-                    f"{name} did not finish within {self._call_seconds:g} s and was stopped. Ask for less work."
-                )
+                return _failed(f"{name} did not finish within {seconds:g} s and was stopped. Ask for less work.")
             log.debug("tool %s raised", name, exc_info=True)
             return _failed(f"{name} failed: {describe_error(error)}")
         if not isinstance(result, ToolResult):

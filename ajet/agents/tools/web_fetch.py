@@ -304,6 +304,8 @@ HEADERS = [(b"User-Agent", b"ajet-web-fetch"), (b"Accept", b"text/*, */*;q=0.5")
 class WebFetch(StatelessTool):
     """The tool."""
 
+    limits_itself = True
+
     def __init__(
         self,
         *,

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from ajet.agents.ready import RunTests
 from ajet.agents.tools import OpenTool, StatelessTool, ToolContext, ToolResult, Toolset, ToolSetupError, tool
+from ajet.agents.tools.bash import Bash
 from ajet.agents.tools.calculator import Calculator
 from ajet.agents.tools.finish import Finish
-from ajet.environment.sandboxes.sandbox import SandboxError
+from ajet.environment.sandboxes import SandboxError, SandboxSettings, open_sandbox
 
 
 @tool
@@ -201,6 +203,23 @@ def test_a_tool_that_hangs_is_stopped() -> None:
 
     result = answer(hang, "{}", call_seconds=0.05)
     assert not result.success and "did not finish within 0.05 s" in result.output
+
+
+def test_a_tool_with_a_limit_of_its_own_has_no_other() -> None:
+    @tool(timeout=60)
+    async def wait() -> str:
+        """Wait."""
+        await asyncio.sleep(0.2)
+        return "done"
+
+    async def in_sandbox() -> tuple[ToolResult, ToolResult]:
+        async with open_sandbox(SandboxSettings(kind="none", network="host")) as sandbox:
+            context = ToolContext(sandbox)
+            async with Toolset([Bash(), RunTests("sleep 0.2", False)], context, call_seconds=0.01) as toolset:
+                return await toolset.call("bash", {"command": "sleep 0.2"}), await toolset.call("run_tests", {})
+
+    assert answer(wait, "{}", call_seconds=0.01).output == "done"
+    assert all(result.success for result in asyncio.run(in_sandbox()))
 
 
 def test_long_output_is_cut_in_the_middle() -> None:
