@@ -160,6 +160,9 @@ class Instances:
         self._starting.add(instance_id)
         try:
             instance = await self._start_instance()
+            if instance_id not in self._starting:
+                self._kill(instance)
+                raise Gone(f"instance {instance_id!r} was released before it had started")
             instance.name = instance_id
             self._open[instance_id] = instance
         finally:
@@ -184,6 +187,9 @@ class Instances:
 
     async def release(self, instance_id: str) -> bool:
         """End an instance in order. False if there is none."""
+        if instance_id in self._starting:
+            self._starting.discard(instance_id)  # `create` sees it
+            return True
         instance = self._open.pop(instance_id, None)
         if instance is None:
             return False

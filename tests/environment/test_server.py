@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from ajet.environment.environment import NOTHING_OBSERVED, EnvironmentSettings, find_source
-from ajet.environment.instances import InstanceLimits
+from ajet.environment.instances import Gone, InstanceLimits
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.server import EnvironmentServer
 from ajet.environment.service_environment import ServiceClient
@@ -234,6 +234,20 @@ def test_when_all_places_are_taken_a_client_waits() -> None:
         await asyncio.to_thread(second.close)
 
     serve(scene, limits={"instances": 1})
+
+
+def test_an_instance_that_is_released_while_it_starts_takes_no_place() -> None:
+    async def scene(server: EnvironmentServer) -> None:
+        task = {"task_id": "t", "main_query": "", "env_type": "", "metadata": {}}
+        starting = asyncio.create_task(server.instances.create("e", task))
+        await asyncio.sleep(0)  # it has begun, and waits for its process
+        assert await server.instances.release("e")
+        with pytest.raises(Gone, match="was released before it had started"):
+            await starting
+        assert server.instances.running == 0
+        assert await server.instances.create("e", task)
+
+    serve(scene)
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_step_can_still_release() -> None:
