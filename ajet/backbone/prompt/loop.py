@@ -321,7 +321,6 @@ class PromptRun:
         )
 
     def _note_start(self) -> None:
-        split = self.split
         self.journal.note(
             "started",
             format=FORMAT,
@@ -329,7 +328,7 @@ class PromptRun:
             settings=self._settings(),
             version=self.start.version,
             tasks=self._task_names(),
-            queries={name: task.main_query for name, task in split.all.items()},
+            queries=self._queries(),
         )
 
     def _settings(self) -> dict[str, Any]:
@@ -341,6 +340,9 @@ class PromptRun:
         split = self.split
         named = {"search": split.search, "validation": split.validation, "confirmation": split.confirmation}
         return {what: list(tasks) for what, tasks in named.items()}
+
+    def _queries(self) -> dict[str, str]:
+        return {name: task.main_query for name, task in self.split.all.items()}
 
     def _refuse_what_changed(self) -> None:
         """A search compares candidates on the same tasks, from one start."""
@@ -362,7 +364,7 @@ class PromptRun:
                 f"ajet.prompt_tuning.{changed[0]}: the search in {folder} began with {before.get(changed[0])!r}, now "
                 f"it is {now[changed[0]]!r}: restore it to resume; {again}"
             )
-        if started["tasks"] != self._task_names():
+        if started["tasks"] != self._task_names() or started["queries"] != self._queries():
             raise ConfigError(f"ajet.task_reader: the search in {folder} began with other tasks: {again}")
         ended, limits = history.ended, self.tuning.budget.model_dump(mode="json")
         if ended is not None and ended["rounds"] >= self.algorithm.rounds and ended["limits"] == limits:

@@ -149,6 +149,12 @@ def test_resuming_with_other_templates_algorithm_or_tasks_is_refused(tmp_path: P
     ):
         with pytest.raises(ConfigError, match=why):
             tuned(conf, *overrides)
+    tasks = tmp_path / "tasks.jsonl"
+    kept = tasks.read_text()
+    tasks.write_text(kept.replace("Task 3", "Another task"))
+    with pytest.raises(ConfigError, match="began with other tasks"):
+        tuned(conf, "prompt_tuning.rounds=2")
+    tasks.write_text(kept)
     assert (folder / "prompts/history.jsonl").read_bytes() == before
     again = tuned(conf, "prompt_tuning.templates.solver=Other {question}", fresh=True)
     assert read_best(again)["score"] > 0
