@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -51,6 +51,7 @@ class MetricsReader:
     def _start_over(self) -> None:
         self._offset = 0
         self._inode = 0
+        self._last = b""
         self._lines = 0
         self._problem = ""
         self._steps: list[int] = []
@@ -108,21 +109,27 @@ class MetricsReader:
         if not self._path.exists():
             self._start_over()
             return
-        status = self._path.stat()
-        if status.st_ino != self._inode or status.st_size < self._offset:
-            self._start_over()
-            self._inode = status.st_ino
-        before = max(0, len(self._steps) - 1)
         with open_regular(self._path) as file:
+            inode = self._path.stat().st_ino
+            if inode != self._inode or not self._goes_on(file):
+                self._start_over()
+                self._inode = inode
+            before = max(0, len(self._steps) - 1)
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 self._offset += len(line)
                 self._lines += 1
+                self._last = line
                 self._take(line)
         if any(later < earlier for earlier, later in pairwise(self._steps[before:])):
             self._sort()
+
+    def _goes_on(self, file: BinaryIO) -> bool:
+        """Whether what was read still stands there. A new file may have the inode of a deleted one."""
+        file.seek(self._offset - len(self._last))
+        return file.read(len(self._last)) == self._last
 
     def _take(self, line: bytes) -> None:
         """A line that holds no step is left out, and named."""

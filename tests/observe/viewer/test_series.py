@@ -88,6 +88,8 @@ def test_what_is_known_is_not_sent_again(tmp_path: Path) -> None:
     assert second["series"]["loss"] == [0.5, 0.25] and np.isnan(second["series"]["new"][0])
     path.write_text('{"step": 9}\n')
     assert reader.columns()["steps"] == [9], "a file that was written anew is read anew"
+    path.write_text('{"step": 7}\n{"step": 8}\n')
+    assert reader.columns()["steps"] == [7, 8], "also if it is longer, and has the inode of the one before"
 
 
 def test_columns_are_in_the_order_of_steps(tmp_path: Path) -> None:
