@@ -156,7 +156,11 @@ def _mended(descriptor: int, stream: TextIO) -> TextIO:
 
 def _guarded(arguments: list[str]) -> int:
     try:
-        code = _dispatch(arguments)
+        try:
+            code = _dispatch(arguments)
+        except SystemExit:  # of `--help`
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
