@@ -325,7 +325,8 @@ def gold_answer(metadata: dict[str, Any], names: Sequence[str]) -> Any:
 
 def answer_names(config: dict[str, Any]) -> tuple[str, ...]:
     """The fields to look into: what the run's judge compares with (`reference_field`), then the usual ones."""
-    judge = (config.get("ajet") or {}).get("task_judge")
+    root = config.get("ajet")
+    judge = root.get("task_judge") if isinstance(root, dict) else None
     sections = judge.values() if isinstance(judge, dict) else ()
     named = [section["reference_field"] for section in sections if _names_a_field(section)]
     return (*named, *_ANSWER_NAMES)

@@ -206,15 +206,18 @@ class Pages:
     def compare(self, request: Request) -> Response:
         names = [name for name in request.query_params.get("runs", "").split(",") if name]
         compared = [self._library.get(name) for name in names]
+        reading = Reading()
+        unknown: dict[str, list[str]] | None = None
         return self._page(
             "run.html",
             title="Compare",
             runs=names,
             experiment=None,
             tab="charts",
-            differences=differences(compared),
-            warning=differently_judged(compared),
-            gains=run_gains(compared),
+            differences=reading.part(partial(differences, compared), unknown),
+            warning=reading.part(partial(differently_judged, compared), ""),
+            gains=reading.part(partial(run_gains, compared), []),
+            problems=dict.fromkeys(reading.problems),
         )
 
     def _experiment_page(self, request: Request, template: str, tab: str, title: str = "", **values: Any) -> Response:

@@ -160,3 +160,22 @@ def test_what_is_nested_too_deeply_is_named_and_left_out(tmp_path: Path) -> None
     assert experiment.log_tail()[0]["level"] == "damaged"
     with pytest.raises(UserError, match=r"environment\.json is not JSON"):
         experiment.environment()
+
+
+def test_compared_runs_are_shown_without_what_cannot_be_read(experiments: Path, tmp_path: Path) -> None:
+    for name in ("math-agent", "math-agent-rloo"):
+        shutil.copytree(experiments / name, tmp_path / name)
+    compared = "/compare?runs=math-agent,math-agent-rloo"
+    assert "1 configuration key differs" in sign_in(tmp_path).get(compared).text
+    overwrite("config.resolved.yaml", "ajet: [unclosed")(tmp_path / "math-agent")
+    overwrite("environment.json", "{")(tmp_path / "math-agent-rloo")
+    answer = sign_in(tmp_path).get(compared)
+    assert answer.status_code == 200 and 'data-runs="math-agent,math-agent-rloo"' in answer.text
+    assert answer.text.count("config.resolved.yaml:2: not YAML") == 1 and "environment.json is not JSON" in answer.text
+    assert "onfiguration" not in answer.text.replace("config.resolved.yaml", ""), "it isn't known what differs"
+
+
+def test_a_config_of_another_shape_costs_no_tasks(experiments: Path, tmp_path: Path) -> None:
+    shutil.copytree(experiments / "math-agent", tmp_path / "math-agent")
+    overwrite("config.resolved.yaml", "ajet: 3")(tmp_path / "math-agent")
+    assert sign_in(tmp_path).get("/api/x/math-agent/tasks").json()["total"] == 60
