@@ -95,8 +95,8 @@ class LocalRun:
         self.total = 0
         self.step = 0
         self.saved = 0
-        self.changes = 0
-        """The trainer's, when the last step was complete."""
+        self.changes: int | None = 0
+        """The trainer's, when the last step was complete. None while its metrics are written."""
         self.unsaved = False
         """The latest checkpoint could not be written."""
         self.hints = Hints()
@@ -221,7 +221,10 @@ class LocalRun:
                     if self.validation_tasks and validates_after(self.config, step, self.total):
                         metrics |= self._validate()
                 finally:  # Ctrl-C during the validation saves the step, and its metrics are part of it
+                    self.changes = None
                     self._note(metrics)
+                    self.changes = self.learner.trainer.changes
+                end_if_interrupted()
                 stopped, every = self.early_stop.reason, self.common.save_freq
                 if step == self.total or stopped is not None or (every > 0 and step % every == 0):
                     self._save()

@@ -28,7 +28,7 @@ from ajet.context_tracker import ContextTracker
 from ajet.engine.model_source import ModelSource
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
-from ajet.observe.metrics import read_metrics
+from ajet.observe.metrics import JsonlSink, read_metrics
 from ajet.schema.chat import Completion
 from ajet.schema.errors import ConfigError, JudgeFailedError, UserError
 from support import SUPPORT
@@ -240,6 +240,27 @@ def test_a_checkpoint_never_holds_a_part_of_a_step(tmp_path: Path, monkeypatch: 
     assert [file.parent.name for file in saved] == ["step_2"] * (times == 1)
     (tmp_path / "other").mkdir()
     assert weights_hash(train(tmp_path, **three)[1]) == weights_hash(train(tmp_path / "other", **three)[1])
+
+
+@pytest.mark.slow
+def test_a_run_interrupted_while_it_notes_a_step_keeps_its_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = JsonlSink.log
+
+    def interrupted(of: JsonlSink, step: int, metrics: dict[str, float]) -> None:
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+        note(of, step, metrics)
+
+    three = {"trainer_common.total_training_steps": 3, "trainer_common.save_freq": 0}
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(JsonlSink, "log", interrupted)
+        train(tmp_path, **three)
+    assert (tmp_path / "runs" / "job" / "checkpoints" / "step_2" / "COMPLETE").is_file()
+    _, experiment = train(tmp_path, **three)
+    steps = read_metrics(experiment / "metrics.jsonl")
+    assert [step["step"] for step in steps] == [1, 2, 3] and all("train/reward/mean" in step for step in steps)
 
 
 @pytest.mark.slow
