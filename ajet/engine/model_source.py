@@ -31,6 +31,8 @@ NAME_GAPS: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_siz
 CONFIG_UNREADABLE = "the config.json of model {} can't be used"
 ABSENT = ("missing_entries", "connection_errors")
 WEIGHTS_OR_JSON = (".json", ".safetensors", ".bin")
+OTHER_SENSES = {"audio_config", "vision_config"}
+"""Parts of a config.json that transformers drops, with their weights, where it has a model's text part alone."""
 LFS_POINTER = b"version https://git-lfs"
 LOADING = threading.RLock()
 """Two threads often load tokenizer and weights at the same time, and transformers' lazy imports are circular: threads
@@ -122,6 +124,9 @@ class ModelSource:
             self._refuse_gaps(found)
             if (folder := self.folder()) is not None:
                 json_file(folder / "generation_config.json")  # transformers would leave out a broken one
+                for part in sorted(OTHER_SENSES & json_file(folder / "config.json").keys()):
+                    if not hasattr(model.config, part):
+                        _warn_text_alone(self.name, part)
         untyped: Any = model
         _forget_quantization(untyped)
         if base_bits is not None:
@@ -320,6 +325,14 @@ def _damage(file: Path) -> str | None:
 @cache
 def _warn_unused(name: str, count: int, few: str) -> None:
     log.warning("%s has %d weights that its config.json doesn't ask for, which are left out: %s", name, count, few)
+
+
+@cache
+def _warn_text_alone(name: str, part: str) -> None:
+    log.warning(
+        "%s is loaded for text alone: the weights that its %s is about are left out, and missing in what is saved",
+        *(name, part),
+    )
 
 
 def _few(names: Sequence[str]) -> str:

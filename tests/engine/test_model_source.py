@@ -148,6 +148,24 @@ def test_weights_that_nobody_asks_for_are_told_once(folder: Path, caplog: pytest
     assert len(said) == 1 and "has 9 weights" in said[0] and "model.layers.1.input_layernorm.weight" in said[0]
 
 
+def test_eyes_that_a_model_is_loaded_without_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    text = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16,
+        "num_key_value_heads": 1, "vocab_size": 64, "layer_types": ["full_attention"],
+    }  # fmt: skip
+    eyes = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
+    config = Qwen3_5Config(text_config=text, vision_config=eyes)
+    Qwen3_5ForConditionalGeneration(config).save_pretrained(tmp_path / "whole")  # type: ignore[no-untyped-call]
+    for _ in range(2):
+        model = ModelSource.resolve(str(tmp_path / "whole")).model("float32")
+    model.save_pretrained(tmp_path / "text")
+    ModelSource.resolve(str(tmp_path / "text")).model("float32")
+    [said] = [record.message for record in caplog.records if "text alone" in record.message]
+    assert "whole is loaded for text alone: the weights that its vision_config is about are left out" in said
+
+
 def test_experts_of_a_mixture_are_found_by_their_names_in_the_file(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_key_value_heads": 2}
