@@ -27,6 +27,8 @@ from ajet.observe.tracing import attributes as names
 from ajet.observe.tracing.attributes import EmittedReward, bounded, call_of, plain, reward_of
 from ajet.schema.span import Span, SpanStatus
 
+OUTSIDE = "local"
+"""The attempt of spans that belong to no episode."""
 _ATTRIBUTE = "_ajet_span_place"
 _lock = threading.Lock()
 _marked = False
@@ -158,7 +160,7 @@ def at_place(place: SpanPlace | None) -> Iterator[None]:
 
 
 @contextmanager
-def record_spans(sink: Sink | None = None, *, attempt_id: str = "local", rollout_id: str = "") -> Iterator[list[Span]]:
+def record_spans(sink: Sink | None = None, *, attempt_id: str = OUTSIDE, rollout_id: str = "") -> Iterator[list[Span]]:
     """Record what is emitted within, outside of any episode: for scripts, tests and tools. Yields the spans so far."""
     spans: list[Span] = []
 
@@ -209,7 +211,7 @@ def emit(
     recording = None if place is None else place.recording
     span = Span(
         rollout_id="local" if recording is None else recording.rollout_id,
-        attempt_id="local" if recording is None else recording.attempt_id,
+        attempt_id=OUTSIDE if recording is None else recording.attempt_id,
         trace_id="" if recording is None else recording.trace_id,
         span_id=span_id or new_span_id(),
         parent_id=None if place is None else place.parent_id,

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
 import queue
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any, Protocol, TypeVar, cast
 from urllib.error import HTTPError
@@ -24,9 +25,11 @@ from weakref import WeakKeyDictionary
 
 from ajet.gateway.endpoints import answer
 from ajet.gateway.protocol import Caller
+from ajet.observe.tracing.recording import OUTSIDE, current_place
 from ajet.schema.errors import RewardError
 from ajet.system.http_messages import Answer
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _END = object()
@@ -47,6 +50,9 @@ class LoopBridge:
 
     def submit(self, call: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the service loop."""
+        place, mine = current_place(), self.caller.session.episode_id
+        if place is not None and place.recording is not None and place.recording.attempt_id not in (mine, OUTSIDE):
+            _warn_shared()
         return asyncio.run_coroutine_threadsafe(call, self._loop)
 
     def call(self, function: Callable[[], T]) -> T:
@@ -93,6 +99,14 @@ class LoopBridge:
                 self._loop.call_soon_threadsafe(reply.close)
 
         return stop
+
+
+@cache
+def _warn_shared() -> None:
+    log.warning(
+        "an episode uses a client or tuner of another episode, which gets its calls and trains them with its own "
+        "reward: make clients in `execute`, and keep none in a global variable (said once)"
+    )
 
 
 class AnsweredBridge:

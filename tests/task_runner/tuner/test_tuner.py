@@ -17,10 +17,11 @@ from ajet.config.root import HelperConfig
 from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.observe.tracing import emit_reward, find_final_reward
 from ajet.observe.tracing.attributes import reward_of
-from ajet.observe.tracing.recording import Recording
+from ajet.observe.tracing.recording import Recording, record_spans
 from ajet.schema.errors import ConfigError, EngineOverloadedError, RewardError
 from ajet.task_runner.tuner import AjetTuner, HelperModel
 from ajet.task_runner.tuner.clients import TunedOpenAI
+from ajet.task_runner.tuner.connection import _warn_shared
 from support.session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied, until
 
 
@@ -36,6 +37,26 @@ def in_workflow(
         return session
 
     return asyncio.run(run())
+
+
+def test_a_client_that_another_episode_made_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    _warn_shared.cache_clear()
+
+    def warnings() -> int:
+        return caplog.text.count("an episode uses a client or tuner of another episode")
+
+    async def workflow(tuner: AjetTuner) -> None:
+        client = tuner.as_raw_openai_sdk_client()
+        assert tuner._session is not None
+        with Recording(lambda _span: None, tuner._session.episode_id).active(), record_spans():
+            await client.chat.completions.create(messages=USER)
+        assert warnings() == 0
+        for _ in range(2):
+            with Recording(lambda _span: None, "another").active():
+                await client.chat.completions.create(messages=USER)
+        assert warnings() == 1
+
+    in_workflow(LineEngine(CALL), workflow)
 
 
 def test_openai_client_whole_and_streamed() -> None:
