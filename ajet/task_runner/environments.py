@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from ajet.environment.environment import (
 )
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxError, SandboxSettings, check_sandbox, of_task, open_sandbox
+from ajet.schema.errors import ImportPathError
 from ajet.schema.task import WorkflowTask
 from ajet.schema.user_code import check_method, find_named, import_class, looked_in
 from ajet.task_runner.workflow import Workflow
@@ -205,6 +207,13 @@ def load_workflow(config: Config, base_dirs: Sequence[Path] = ()) -> type[Workfl
     if rollout.agent is None:
         workflow_class = import_class(rollout.user_workflow or "", Workflow, key=WORKFLOW_KEY, base_dirs=base_dirs)
         check_method(workflow_class, Workflow, "async def execute(self, workflow_task, tuner)", WORKFLOW_KEY)
+        try:
+            inspect.signature(workflow_class).bind(name="")
+        except TypeError as error:
+            raise ImportPathError(
+                f"{WORKFLOW_KEY}: each episode makes a {workflow_class.__name__}(name=…), which fails: {error}\n"
+                "    give its fields defaults, and let its `__init__`, if it has one, take `**fields`"
+            ) from None
         return workflow_class
     if rollout.agent.type == "cli":
         from ajet.task_runner.agent_workflow import build_cli_agent, cli_workflow_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
 from ajet.schema.errors import ConfigError, ImportPathError
 from ajet.task_runner import runtime as module
+from ajet.task_runner.environments import load_workflow
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.runtime import Runtime
 
@@ -37,6 +39,24 @@ def test_a_helper_without_an_endpoint_ends_the_run_at_its_start(
     runtime = Runtime(load_config(tmp_path / "conf.yaml"))
     with pytest.raises(ConfigError, match=r"some-model.*ajet.helper.base_url"):
         runtime.start()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("def __init__(self): super().__init__()", "unexpected keyword argument 'name'"),
+        ("size: int", "missing a required argument: 'size'"),
+        ("def __init__(self, **fields): super().__init__(**fields)", ""),
+    ],
+)
+def test_a_workflow_that_no_episode_could_make_is_refused(tmp_path: Path, body: str, says: str) -> None:
+    (tmp_path / "made.py").write_text(
+        f"from ajet import Workflow\nclass Made(Workflow):\n    {body}\n"
+        "    async def execute(self, workflow_task, tuner): ...\n"
+    )
+    config = make_config({"rollout.user_workflow": f"{tmp_path}/made.py->Made"})
+    with pytest.raises(ImportPathError, match=says) if says else nullcontext():
+        assert load_workflow(config)(name="").name == "Made"
 
 
 class SlowToEnd(ScriptedEngine):
