@@ -209,7 +209,7 @@ def _about(episode: Episode) -> dict[str, Any]:
         "failure": episode.failure,
         "attempts": episode.attempts,
         "metadata": exact(episode.metadata),
-        "log_metrics": episode.log_metrics,
+        "log_metrics": exact(episode.log_metrics),
         "timings": episode.timings,
         "prompt_version": episode.prompt_version,
         "prompts_used": episode.prompts_used,

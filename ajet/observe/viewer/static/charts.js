@@ -137,7 +137,7 @@ class Chart {
     this.now = el("span", { class: "now" });
     this.keys = el("div", { class: "keys" });
     this.plot = el("div", { class: "plot", role: "img", "aria-label": `${panel.title} by step` });
-    this.node = el("article", { class: "card chart" }, el("header", {}, el("h3", {}, panel.title), el("span", { class: "hint" }, panel.hint || ""), this.now,
+    this.node = el("article", { class: "card chart" }, el("header", {}, el("h3", { title: panel.title }, panel.title), el("span", { class: "hint" }, panel.hint || ""), this.now,
       saveButtons(panel.title, { ready: () => this.ready(), canvas: () => this.uplot.ctx.canvas, svg: () => this.svg(), name: () => `${charts.runs.map((run) => run.name).join("_")} ${panel.title}` })), this.plot, this.keys);
     this.visible = false;
     charts.watched.set(this.node, this);
@@ -175,22 +175,24 @@ class Chart {
     // stacked areas are drawn from the top down, so that each covers those above it
     const order = lines.map((_, index) => stacked ? lines.length - 1 - index : index);
     const data = [steps, ...order.map((index) => drawn[index])];
-    const shape = JSON.stringify([lines.map((line) => [line.run.name, line.name]), style("--is-dark")]);
+    const shape = JSON.stringify([lines.map((line) => [line.run.name, line.name, this.alone(line)]), style("--is-dark")]);
     if (this.uplot && shape === this.shape) this.uplot.setData(data, false);
     else { this.uplot?.destroy(); this.uplot = new uPlot(this.options(order.map((index) => lines[index]), stacked), data, this.plot); this.shape = shape; }
     this.zoom();
     this.legend(null);
   }
 
+  /** Whether a line has a single point, which is no line yet. */
+  alone(line) { return this.columns[this.lines.indexOf(line)].filter((value) => value !== null).length < 2; }
+
   options(lines, stacked) {
     const axis = { stroke: style("--muted"), font: "11px system-ui", grid: { stroke: style("--line"), width: 1 }, ticks: { show: false } };
-    const dots = this.steps.length < 2;
     return {
       width: Math.max(100, this.plot.clientWidth), height: HEIGHT, legend: { show: false }, padding: [8, 20, 0, 0],
       cursor: { sync: { key: "steps", setSeries: false }, y: false, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
       scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(low, high, stacked) } },
       axes: [{ ...axis, size: 24, gap: 4, label: "step", labelSize: 16, labelGap: 0, labelFont: "11px system-ui", incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] }, { ...axis, size: 46, gap: 4, values: (_, ticks) => ticks.map((tick) => this.panel.format ? this.panel.format(tick) : compact(tick)) }],
-      series: [{}, ...lines.map((line) => ({ stroke: style(`--c${line.colour % 8}`), width: 1.6, spanGaps: true, points: { show: dots }, fill: stacked ? mixed(style(`--c${line.colour % 8}`)) : undefined }))],
+      series: [{}, ...lines.map((line) => ({ stroke: style(`--c${line.colour % 8}`), width: 1.6, spanGaps: true, points: { show: this.alone(line) }, fill: stacked ? mixed(style(`--c${line.colour % 8}`)) : undefined }))],
       hooks: {
         setCursor: [(plot) => this.legend(plot.cursor.idx ?? null)],
         setSelect: [(plot) => { if (plot.select.width > 4) this.charts.zoomTo(Math.round(plot.posToVal(plot.select.left, "x")), Math.round(plot.posToVal(plot.select.left + plot.select.width, "x"))); plot.setSelect({ width: 0, height: 0 }, false); }],
@@ -244,7 +246,7 @@ function rangeOf(low, high, stacked) {
   const pad = (high - low) * 0.08 || Math.abs(high) * 0.1 || 0.1;
   return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];
 }
-const compact = (value) => Math.abs(value) >= 1000 ? `${Number((value / 1000).toPrecision(3))}k` : value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(4)));
+const compact = (value) => Math.abs(value) >= 1e9 ? value.toExponential(1).replace("+", "") : Math.abs(value) >= 1e6 ? `${Number((value / 1e6).toPrecision(3))}M` : Math.abs(value) >= 1000 ? `${Number((value / 1000).toPrecision(3))}k` : value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(4)));
 function mixed(colour) {
   const [r, g, b] = colour.match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16));
   const base = style("--is-dark") === "1" ? [20, 24, 30] : [255, 255, 255];

@@ -2,14 +2,16 @@
 import { $, el, isLong, oddName, short, signClass, signed, textBlock, appendText } from "./common.js";
 import { appendMarkdown } from "./markdown.js";
 
+const isRaw = () => localStorage.getItem("ajet-raw") === "1";
+
 /** What a message says, rendered or as it is. A very long text is shown as it is. */
-const said = (text) => (isLong(text) || localStorage.getItem("ajet-raw") === "1" ? textBlock(text) : appendMarkdown(el("div", { class: "text markdown", dir: "auto" }), text));
+const said = (text) => (isLong(text) || isRaw() ? textBlock(text) : appendMarkdown(el("div", { class: "text markdown", dir: "auto" }), text));
 
 /** The switch between rendered and raw text; this browser keeps the choice. */
 export function rawSwitch(show) {
   const button = $("raw");
-  const mark = () => button.setAttribute("aria-pressed", localStorage.getItem("ajet-raw") === "1");
-  button.addEventListener("click", () => { localStorage.setItem("ajet-raw", localStorage.getItem("ajet-raw") === "1" ? "0" : "1"); mark(); show(); });
+  const mark = () => button.setAttribute("aria-pressed", isRaw());
+  button.addEventListener("click", () => { localStorage.setItem("ajet-raw", isRaw() ? "0" : "1"); mark(); show(); });
   mark();
 }
 
@@ -20,9 +22,13 @@ export function contentOf(message) {
   return content === null || content === undefined ? "" : JSON.stringify(content);
 }
 
+/** Whether a browser would write the numbers of a JSON text as they stand there. */
+const keepsNumbers = (json) => (json.replace(/"(?:[^"\\]|\\.)*"/g, "").match(/-?\d[\d.eE+-]*/g) || []).every((text) => String(Number(text)) === text);
+
 export function argumentsOf(call) {
   const given = call?.function?.arguments;
   if (typeof given !== "string") return JSON.stringify(given, null, 2) ?? "";
+  if (!keepsNumbers(given)) return given;
   try {
     const parsed = JSON.parse(given);
     const values = Object.entries(parsed);
@@ -41,7 +47,7 @@ export function messageNode({ message, call, owner }, colourOf, { compact = fals
   const role = ["system", "user", "assistant", "tool", "developer"].includes(message.role) ? message.role : call ? "assistant" : "user";
   const who = el("div", { class: "who" });
   if (call) {
-    who.append(el("i", { class: "dot" }), el("b", {}, call.agent), el("span", {}, `call ${call.index}`));
+    who.append(el("i", { class: "dot" }), appendText(el("b"), call.agent), el("span", {}, `call ${call.index}`));
     if (call.advantage !== null) who.append(el("span", { class: signClass(call.advantage), title: "advantage" }, `advantage ${signed(call.advantage)}`));
     if (!compact) {
       if (call.run >= 0) who.append(el("span", {}, `${call.tokens} tokens`));
@@ -55,7 +61,7 @@ export function messageNode({ message, call, owner }, colourOf, { compact = fals
   if (message.reasoning_content) bubble.append(el("details", { class: "thinking", open: !compact }, el("summary", {}, "Reasoning"), said(String(message.reasoning_content))));
   const content = contentOf(message);
   if (content) bubble.append(role === "tool" ? textBlock(content) : said(content));
-  for (const tool of message.tool_calls || []) bubble.append(el("div", { class: "toolcall" }, appendText(el("div"), String(tool?.function?.name ?? "tool")), textBlock(argumentsOf(tool), "arguments")));
+  for (const tool of message.tool_calls || []) bubble.append(el("div", { class: "toolcall" }, appendText(el("div"), String(tool?.function?.name ?? "tool")), textBlock(isRaw() && typeof tool?.function?.arguments === "string" ? tool.function.arguments : argumentsOf(tool), "arguments")));
   if (!bubble.childNodes.length) bubble.append(el("span", { class: "muted" }, call && call.run < 0 ? "no reply" : "empty"));
   if (call?.fork && !compact) bubble.prepend(el("div", { class: "forknote" }, el("b", {}, `Forked: ${call.fork.reason.replaceAll("_", " ")}`), appendText(el("span"), call.fork.detail || "")));
   return el("article", { class: `message ${role} ${call ? colourOf(call.agent) : ""}`, "data-call": call ? call.index : undefined, "data-owner": owner.index }, who, bubble);

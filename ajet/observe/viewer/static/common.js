@@ -20,13 +20,15 @@ export const experiment = () => document.body.dataset.experiment;
 export const apiOf = (name) => `/api/x/${encodeURIComponent(name)}`;
 export const pageOf = (name, ...rest) => [`/x/${encodeURIComponent(name)}`, ...rest.map(encodeURIComponent)].join("/");
 
-/** JSON from this server; an error carries the server's message. */
-export async function fetchJson(url, options = {}) {
+/** JSON from this server. */
+export const fetchJson = async (url, options = {}) => (await fetchAnswer(url, options)).json();
+
+/** An answer of this server; an error carries the server's message. */
+export async function fetchAnswer(url, options = {}) {
   const answer = await fetch(url, options);
   if (answer.status === 401) location.reload();
-  const value = await answer.json();
-  if (!answer.ok) throw new Error(value.error || answer.statusText);
-  return value;
+  if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error || answer.statusText);
+  return answer;
 }
 
 /** Call `work` now and every `seconds` while the page is visible, until it returns false. */
@@ -35,7 +37,7 @@ export function poll(seconds, work) {
   const turn = async () => {
     if (stopped) return;
     let goOn = true;
-    try { if (!document.hidden) goOn = await work(); showLost(false); } catch (error) { if (error.name !== "AbortError") { console.error(error); showLost(true); } }
+    try { if (!document.hidden) goOn = await work(); showLost(null); } catch (error) { if (error.name !== "AbortError") { console.error(error); showLost(error); } }
     if (goOn === false) return;
     setTimeout(turn, seconds * 1000);
   };
@@ -45,8 +47,14 @@ export function poll(seconds, work) {
 
 function showLost(lost) {
   const live = $("live");
-  if (!lost && live.dataset.lost) { live.hidden = true; delete live.dataset.lost; }
-  if (lost) { live.dataset.lost = "1"; live.hidden = false; live.className = "pill bad"; live.textContent = "viewer stopped"; }
+  if (!lost && live.dataset.lost) { live.hidden = true; live.title = ""; delete live.dataset.lost; }
+  if (!lost) return;
+  live.dataset.lost = "1";
+  live.hidden = false;
+  live.className = "pill bad";
+  // fetch throws a TypeError where nothing answers
+  live.textContent = lost instanceof TypeError ? "viewer stopped" : "can't be read";
+  live.title = lost.message;
 }
 
 export function showLive(running) {
@@ -60,8 +68,9 @@ export function showLive(running) {
 
 export function number(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  if (Number.isInteger(value)) return value.toLocaleString("en");
+  if (Number.isSafeInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
+  if (size >= 1e15) return value.toExponential(2);
   if (size >= 1000) return Math.round(value).toLocaleString("en");
   if (size > 0 && size < 1e-3) return value.toExponential(1);
   return String(Number(value.toPrecision(digits)));

@@ -1,5 +1,5 @@
 // One episode: conversation, call tree, tokens, details. The URL records what is shown.
-import { $, agentColours, apiOf, appendText, clock, copy, copyLink, el, experiment, fetchJson, number, pageOf, pill, rewardClass, seconds, setUrl, short, signClass, signed, toast } from "./common.js";
+import { $, agentColours, apiOf, appendText, clock, copy, copyLink, el, experiment, fetchAnswer, fetchJson, number, pageOf, pill, rewardClass, seconds, setUrl, short, signClass, signed, toast } from "./common.js";
 import { conversation, conversationText, curlOf, messageNode, rawSwitch } from "./chat.js";
 import { drawGraph, markCurrent } from "./graph.js";
 import { showNote } from "./notes.js";
@@ -29,7 +29,7 @@ const onPath = (leaf, index) => { for (let at = leaf; at >= 0; at = view.calls[a
 function facts() {
   const { episode } = view;
   $("status").replaceChildren(pill(episode.status), " ", ...episode.outcomes.map((outcome) => el("span", { class: "pill warn" }, outcome)), view.validation ? el("span", { class: "pill accent" }, "validation") : "");
-  $("title").textContent = view.query || episode.task_id;
+  $("title").replaceChildren(); appendText($("title"), view.query || episode.task_id);
   $("title").dir = "auto";
   $("ids").replaceChildren(appendText(el("a", { href: pageOf(name, "task", episode.task_id) }), episode.task_id), ` · ${episode.id}`);
   const entry = (label, value, colour = "") => [el("div", {}, el("dt", {}, label), el("dd", { class: colour }, value))];
@@ -166,7 +166,7 @@ $("copies").addEventListener("click", async (event) => {
   const what = event.target.dataset?.copy;
   if (what === "link") copyLink();
   else if (what === "text") copy(conversationText(view.calls, state.leaf), "Conversation");
-  else if (what === "json") { toast("Fetching…"); copy(JSON.stringify(await fetchJson(`${apiOf(name)}/raw/${encodeURIComponent(id)}`)), "Episode as JSON"); }
+  else if (what === "json") { toast("Fetching…"); copy(await (await fetchAnswer(`${apiOf(name)}/raw/${encodeURIComponent(id)}`)).text(), "Episode as JSON"); }
   else if (what === "curl") copy(curlOf(view, state.call), "curl command");
 });
 addEventListener("keydown", (event) => {

@@ -1,5 +1,5 @@
 // The list of episodes.
-import { $, apiOf, copyLink, el, experiment, fetchJson, number, pageOf, pill, poll, rewardClass, seconds, setUrl, short, showLive, signClass, signed } from "./common.js";
+import { $, apiOf, appendText, copyLink, el, experiment, fetchJson, number, pageOf, pill, poll, rewardClass, seconds, setUrl, short, showLive, signClass, signed } from "./common.js";
 import { List } from "./list.js";
 import { tagNode } from "./notes.js";
 
@@ -7,11 +7,11 @@ const name = experiment();
 let notes = {};
 
 function row(one) {
-  const link = el("a", { class: "name", href: pageOf(name, "episode", one.episode_id) }, one.task_id || one.episode_id);
+  const link = appendText(el("a", { class: "name", href: pageOf(name, "episode", one.episode_id) }), one.task_id || one.episode_id);
   const note = notes[one.episode_id];
   const line = el("tr", {},
     el("td", { class: "num" }, one.validation ? el("span", { class: "tag", title: "from a validation" }, "val") : null, " ", number(one.step)),
-    el("td", {}, link, note?.note ? el("span", { class: "noted", title: note.note, "aria-label": "has a note" }, "✎") : null, (note?.tags || []).map(tagNode), el("span", { class: "preview", dir: "auto" }, one.preview)),
+    el("td", {}, link, note?.note ? el("span", { class: "noted", title: note.note, "aria-label": "has a note" }, "✎") : null, (note?.tags || []).map(tagNode), appendText(el("span", { class: "preview", dir: "auto" }), one.preview)),
     el("td", {}, pill(one.status), one.outcomes.map((outcome) => el("span", { class: "tag" }, ` ${outcome}`)), one.failure ? el("span", { class: "preview" }, one.failure) : null),
     el("td", { class: `num strong ${rewardClass(one.reward)}` }, short(one.reward)),
     el("td", { class: `num ${signClass(one.advantage)}` }, signed(one.advantage)),

@@ -47,7 +47,7 @@ export function drawGraph(holder, calls, colourOf, select) {
     const why = call.fork ? call.fork.reason : call.alternative_to >= 0 ? `another reply to call ${call.alternative_to}` : "";
     const what = why ? el("span", { class: "what why", title: call.fork?.detail || "" }, why.replaceAll("_", " ")) : appendText(el("span", { class: "what" }), summaryOf(call));
     const worth = call.advantage !== null ? el("span", { class: `worth ${signClass(call.advantage)}` }, signed(call.advantage)) : el("span", { class: "worth muted" }, call.trained || (call.run < 0 && !call.drop) ? "" : (call.drop || (call.trainable ? "masked" : "context")).replaceAll("_", " "));
-    const row = el("button", { class: "call", type: "button", "data-call": call.index, on: { click: () => select(call.index) } }, el("span", { class: "who" }, `${call.agent} `, el("span", { class: "muted" }, `· ${call.index}`)), worth, what);
+    const row = el("button", { class: "call", type: "button", "data-call": call.index, on: { click: () => select(call.index) } }, el("span", { class: "who" }, appendText(el("bdi"), call.agent), el("span", { class: "muted" }, ` · ${call.index}`)), worth, what);
     row.style.top = `${ROW * call.index}px`;
     row.style.height = `${ROW}px`;
     row.style.paddingLeft = `${LEFT + LANE * lanes + 2}px`;
@@ -68,6 +68,13 @@ export function markCurrent(holder, index) {
   for (const row of holder.querySelectorAll(".call")) {
     const mine = Number(row.dataset.call) === index;
     row.setAttribute("aria-current", mine);
-    if (mine) row.scrollIntoView({ block: "nearest" });
+    if (mine) reveal(row, [holder, holder.parentElement].find((node) => node.scrollHeight > node.clientHeight));
   }
+}
+
+/** Scroll a box, and not the page, until a row of it is seen. */
+function reveal(row, box) {
+  if (!box) return;
+  const outer = box.getBoundingClientRect(), inner = row.getBoundingClientRect();
+  box.scrollTop += Math.min(0, inner.top - outer.top) + Math.max(0, inner.bottom - outer.bottom);
 }

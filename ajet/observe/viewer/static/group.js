@@ -11,7 +11,7 @@ function column(row, view, colourOf) {
   const leaf = calls.findLast((call) => !extended.has(call.index) && call.agent === calls[0]?.agent && !call.drop) ?? calls.at(-1);
   const score = (label, value, colour) => el("div", {}, el("span", {}, label), el("b", { class: colour }, value));
   const chat = el("div", { class: "chat", tabindex: "0", "aria-label": `Conversation of episode ${row.repeat}` });
-  if (view.episode.failure) chat.append(el("div", { class: "failure" }, el("b", {}, view.episode.failure.kind), el("div", {}, view.episode.failure.message)));
+  if (view.episode.failure) chat.append(el("div", { class: "failure" }, el("b", {}, view.episode.failure.kind), el("div", { class: "wrap" }, view.episode.failure.message)));
   if (leaf) chat.append(...conversation(calls, leaf.index).filter(({ message }) => message.role !== "system").map((part) => messageNode(part, colourOf, { compact: true })));
   return el("article", { class: "card column" },
     el("header", {}, el("div", { class: "row" }, el("a", { class: "name", href: pageOf(name, "episode", row.episode_id) }, `Episode ${row.repeat}`), el("span", { class: "spring" }), pill(row.status)),
@@ -23,10 +23,10 @@ const { rows, total, episodes } = await fetchJson(`${apiOf(name)}/group/${encode
 if (!rows.length) $("about-group").textContent = "No episodes of this group are recorded.";
 else {
   const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
-  const mean = rewards.reduce((sum, reward) => sum + reward, 0) / (rewards.length || 1);
-  const spread = Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / (rewards.length || 1));
-  $("query").textContent = episodes[0].query || rows[0].preview || rows[0].task_id;
-  $("about-group").replaceChildren(appendText(el("a", { href: pageOf(name, "task", rows[0].task_id) }), rows[0].task_id), `${episodes[0].has_tokens ? ` · step ${rows[0].step}` : ""} · ${number(total)} episode${total === 1 ? "" : "s"} · reward ${short(mean)} ± ${short(spread)}${spread === 0 && rewards.length > 1 && !rows[0].validation && episodes[0].has_tokens ? " · all equal: this group teaches nothing" : ""}`);
+  const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
+  const spread = Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / rewards.length);
+  $("query").replaceChildren(); appendText($("query"), episodes[0].query || rows[0].preview || rows[0].task_id);
+  $("about-group").replaceChildren(appendText(el("a", { href: pageOf(name, "task", rows[0].task_id) }), rows[0].task_id), `${episodes[0].has_tokens ? ` · step ${rows[0].step}` : ""} · ${number(total)} episode${total === 1 ? "" : "s"} · ${rewards.length ? `reward ${short(mean)} ± ${short(spread)}` : "all failed"}${spread === 0 && rewards.length > 1 && !rows[0].validation && episodes[0].has_tokens ? " · all equal: this group teaches nothing" : ""}`);
   if (rows.length > 1) {
     $("differences").href = `${pageOf(name, "differences")}?group=${encodeURIComponent($("group").dataset.group)}`;
     $("differences").title = "Best and worst side by side; others can be chosen there";

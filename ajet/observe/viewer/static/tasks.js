@@ -9,7 +9,7 @@ const percent = (share) => share === null ? "–" : `${Math.round(100 * share)} 
 export const answerText = (answer) => answer === null || answer === undefined ? "–" : typeof answer === "string" ? answer : JSON.stringify(answer);
 
 function row(one) {
-  const link = el("a", { class: "name", href: pageOf(name, "task", one.task_id) }, one.task_id);
+  const link = appendText(el("a", { class: "name", href: pageOf(name, "task", one.task_id) }), one.task_id);
   const shares = one.by_step.map(([, share]) => share);
   const trend = spark(shares, `${one.task_id} solved by step: ${percent(shares[0] ?? null)} to ${percent(shares.at(-1) ?? null)}`, [0, 1]);
   const line = el("tr", {},
