@@ -209,7 +209,7 @@ STYLE = """\
 [data-md-color-scheme=slate] .board{--line:#9aa4ff;--bad:#ff8a80}
 .board section{border:1px solid color-mix(in srgb,currentColor 18%,transparent);border-radius:8px;
 padding:12px;min-width:0}
-.board h3{margin:0;font-size:16px}
+.board h3{margin:0;font-size:16px;overflow-wrap:anywhere}
 .board p{margin:3px 0;font-size:12px;opacity:.75;overflow-wrap:anywhere}
 .board p.bad{color:var(--bad);opacity:1}
 .board svg{width:100%;height:auto;display:block;font-size:10px}
@@ -222,7 +222,7 @@ padding:12px;min-width:0}
 .board .figures{width:100%;border-collapse:collapse;border:0;font-size:12px;font-variant-numeric:tabular-nums}
 .board .figures :is(th,td){padding:2px 0 2px 8px;border:0;text-align:right;font-weight:400;white-space:nowrap}
 .board .figures th:first-child{padding-left:0;text-align:left;white-space:normal}
-.board .figures thead th{opacity:.6}"""
+.board .figures thead th{opacity:.75}"""
 PAGE = """\
 <!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">

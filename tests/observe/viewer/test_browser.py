@@ -283,7 +283,8 @@ def test_dark_and_light(viewer: Viewer, open_page: Open, shoot: Shoot) -> None:
 def test_keyboard_and_names_for_everything(viewer: Viewer, open_page: Open) -> None:
     row = forked(viewer)
     run = f"/x/{EXPERIMENT}"
-    for path in ("/", run, f"{run}/charts", f"{run}/episodes", f"{run}/episode/{row['episode_id']}"):
+    names = ("", "/charts", "/tasks", "/episodes", f"/episode/{row['episode_id']}")
+    for path in ("/", *(run + name for name in names)):
         page = open_page(viewer, path)
         settled(page)
         nameless = page.evaluate(
@@ -292,6 +293,7 @@ def test_keyboard_and_names_for_everything(viewer: Viewer, open_page: Open) -> N
             .map((node) => node.outerHTML)"""
         )
         assert nameless == []
+        assert page.get_by_role("heading", level=1).count() == 1, path
     page.get_by_role("tab", name="Conversation").focus()
     page.keyboard.press("ArrowRight")
     expect(page.get_by_role("tab", name="Tokens")).to_have_attribute("aria-selected", "true")

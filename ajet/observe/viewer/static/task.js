@@ -40,7 +40,7 @@ try {
   const ofKind = (validation) => [...steps.values()].filter((one) => one.validation === validation && usable(one.attempts).length).map((one) => one.attempts.filter((attempt) => attempt.solved).length / usable(one.attempts).length);
   const shares = ofKind(false).length ? ofKind(false) : ofKind(true);
   if (shares.length > 1) $("rates").replaceChildren(el("div", { class: "rate" }, el("span", { class: "muted" }, `Solved by step, ${percent(shares[0])} → ${percent(shares.at(-1))}`), spark(shares, `solved by step, ${shares.length} steps`, [0, 1])));
-  $("attempts").replaceChildren(el("div", { class: "table-card", tabindex: "0" }, el("table", { class: "list quiet" }, el("thead", {}, el("tr", {}, el("th", { class: "num" }, "Step"), el("th", { class: "num" }, "Solved"), el("th", { class: "num" }, "Mean reward"), el("th", {}, "Attempts"), el("th", {}, ""))), el("tbody", {}, [...steps.values()].reverse().map(stepRow)))));
+  $("attempts").replaceChildren(el("div", { class: "table-card", tabindex: "0" }, el("table", { class: "list quiet" }, el("thead", {}, el("tr", {}, el("th", { class: "num" }, "Step"), el("th", { class: "num" }, "Solved"), el("th", { class: "num" }, "Mean reward"), el("th", {}, "Attempts"), el("th", {}, el("span", { class: "visually-hidden" }, "Compare")))), el("tbody", {}, [...steps.values()].reverse().map(stepRow)))));
 } catch (error) {
   $("about-task").textContent = error.message;
 }

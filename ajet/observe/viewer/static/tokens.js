@@ -76,7 +76,7 @@ export class TokenView {
   constructor(holder, view, data, { colour, onColour, onToken }) {
     this.view = view; this.data = data; this.onToken = onToken; this.chosen = -1; this.colour = COLOURS[colour] ? colour : "trained";
     this.space = el("div", { class: "space" });
-    this.scroller = el("div", { class: "tokens", tabindex: "0", role: "listbox", "aria-label": "Tokens. Arrow keys move from token to token." }, this.space);
+    this.scroller = el("div", { class: "tokens", tabindex: "0", role: "group", "aria-label": "Tokens. Arrow keys move from token to token." }, this.space);
     this.inspector = el("aside", { class: "inspector", "aria-live": "polite", "aria-label": "The selected token" });
     this.scale = el("span", { class: "scale" });
     const buttons = Object.entries(COLOURS).map(([key, { label }]) => el("button", { type: "button", "data-colour": key, on: { click: () => { this.colour = key; onColour(key); this.recolour(); } } }, label));
