@@ -29,7 +29,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ajet.observe.run_files import Note, NotesError, read_regular
-from ajet.observe.viewer.gains import run_gains
+from ajet.observe.viewer.gains import RunGain, run_gains
 from ajet.observe.viewer.library import Experiment, Library, Reading, differences, differently_judged
 from ajet.schema import __version__
 from ajet.system.http_messages import LOOPBACK, HttpRequest, without_port
@@ -216,7 +216,7 @@ class Pages:
             tab="charts",
             differences=reading.part(partial(differences, compared), unknown),
             warning=reading.part(partial(differently_judged, compared), ""),
-            gains=reading.part(partial(run_gains, compared), []),
+            gains=reading.part(partial(run_gains, compared), list[RunGain]()),
             problems=dict.fromkeys(reading.problems),
         )
 
