@@ -49,7 +49,7 @@ from ajet.observe.viewer.episode_view import (
     task_view,
     tokens_view,
 )
-from ajet.observe.viewer.library import Experiment, Library, Reading
+from ajet.observe.viewer.library import Experiment, Library, Reading, named_runs
 from ajet.observe.viewer.overview import overview
 from ajet.observe.viewer.series import Shown
 
@@ -316,7 +316,7 @@ class Data:
     def rewards(self, request: Request) -> Response:
         """How the rewards of each step are spread, in one run or several with the same bins. One that can't be read is
         named, and the others are given."""
-        experiments = [self._library.get(name) for name in request.query_params.get("runs", "").split(",") if name]
+        experiments = [self._library.get(name) for name in named_runs(request.query_params.get("runs", ""))]
         reading = Reading()
         counts = [reading.part(partial(_reward_counts, one), list[RewardCount]()) for one in experiments]
         found = zip(experiments, reward_histograms(counts), strict=True)

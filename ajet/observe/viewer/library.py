@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from ajet.config.yaml_source import parse_yaml
 from ajet.observe.episode_store import EpisodeStore
@@ -86,6 +87,11 @@ class Library:
         path = self.root / name
         inside = path.parent == self.root and path.name == name != ".."
         return path if inside and holds(lambda folder: folder.is_dir() and is_experiment(folder), path) else None
+
+
+def named_runs(text: str) -> list[str]:
+    """The runs that an address like `?runs=one,other` names. A name is percent-encoded: it may contain a comma."""
+    return [unquote(name) for name in text.split(",") if name]
 
 
 class Reading:

@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ajet.observe.run_files import Note, NotesError, read_regular
 from ajet.observe.viewer.gains import RunGain, run_gains
-from ajet.observe.viewer.library import Experiment, Library, Reading, differences, differently_judged
+from ajet.observe.viewer.library import Experiment, Library, Reading, differences, differently_judged, named_runs
 from ajet.schema import __version__
 from ajet.system.http_messages import LOOPBACK, HttpRequest, without_port
 
@@ -204,7 +204,7 @@ class Pages:
         return self._page("home.html", title="Experiments")
 
     def compare(self, request: Request) -> Response:
-        names = [name for name in request.query_params.get("runs", "").split(",") if name]
+        names = named_runs(request.query_params.get("runs", ""))
         compared = [self._library.get(name) for name in names]
         reading = Reading()
         unknown: dict[str, list[str]] | None = None

@@ -151,3 +151,26 @@ def test_long_words_widen_no_report(tmp_path: Path, browser: Browser) -> None:
     page.goto(write_report(Experiment(tmp_path / "odd"), tmp_path / "report.html")[0].as_uri())
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.close()
+
+
+def test_a_name_may_contain_what_separates_names(tmp_path: Path, experiments: Path, open_page: Open) -> None:
+    names = ("lr=1,kl=0", "50%2C #?")
+    for name in names:
+        shutil.copytree(experiments / "math-agent-rloo", tmp_path / name)
+    viewer = start(tmp_path)
+    page = open_page(viewer)
+    for name in names:
+        page.get_by_label(f"Compare {name}").check()
+    page.get_by_role("link", name="Compare 2").click()
+    settled(page)
+    page.get_by_label("Smoothing").fill("0.5")
+    expect(page).to_have_url(re.compile("smooth=0.5"))
+    page.reload()
+    settled(page)
+    expect(page.locator("#results tbody tr")).to_have_count(2)
+    for name in names:
+        expect(page.get_by_role("heading", name=f"Rewards of {name}", exact=True)).to_be_visible()
+    page.locator("#results").get_by_role("link", name=names[0]).click()
+    page.get_by_role("link", name="All charts").click()
+    settled(page)
+    expect(page.get_by_role("heading", name="Rewards by step")).to_be_visible()

@@ -20,6 +20,10 @@ export const experiment = () => document.body.dataset.experiment;
 export const apiOf = (name) => `/api/x/${encodeURIComponent(name)}`;
 export const pageOf = (name, ...rest) => [`/x/${encodeURIComponent(name)}`, ...rest.map(encodeURIComponent)].join("/");
 
+/** The names of runs as addresses hold them, and back. A name may contain a comma. */
+export const runsText = (names) => names.map(encodeURIComponent).join(",");
+export const runsIn = (text) => (text || "").split(",").filter(Boolean).map(decodeURIComponent);
+
 /** JSON from this server. */
 export const fetchJson = async (url, options = {}) => (await fetchAnswer(url, options)).json();
 

@@ -1,8 +1,8 @@
 // The list of experiments, kept up to date. Selected ones can be compared.
-import { $, ago, appendText, clock, el, fetchJson, modelName, number, pageOf, pill, poll, rewardClass, short, spark } from "./common.js";
+import { $, ago, appendText, clock, el, fetchJson, modelName, number, pageOf, pill, poll, rewardClass, runsText, short, spark } from "./common.js";
 import { tagNode } from "./notes.js";
 
-const chosen = new Set((new URLSearchParams(location.search).get("runs") || "").split(",").filter(Boolean));
+const chosen = new Set();
 let experiments = [];
 
 function row(one) {
@@ -30,7 +30,7 @@ function showChosen() {
   const names = [...chosen];
   link.setAttribute("aria-disabled", names.length < 2);
   if (names.length < 2) link.removeAttribute("href");
-  else link.href = `/compare?runs=${names.map(encodeURIComponent).join(",")}`;
+  else link.href = `/compare?runs=${runsText(names.map(encodeURIComponent))}`;
   link.textContent = names.length < 2 ? "Compare" : `Compare ${names.length}`;
 }
 

@@ -1,12 +1,12 @@
 // Charts of one run, or of several overlaid; updated while a run is in progress.
-import { $, apiOf, copyLink, debounce, el, fetchJson, fillRows, number, pageOf, poll, setUrl, short, showLive } from "./common.js";
+import { $, apiOf, copyLink, debounce, el, fetchJson, fillRows, number, pageOf, poll, runsIn, runsText, setUrl, short, showLive } from "./common.js";
 import { Charts } from "./charts.js";
 import { RewardHistogram } from "./histogram.js";
 import { RESULTS, SECTIONS, foldedAtFirst, metricsOf, otherSections } from "./panels.js";
 
 const url = new URLSearchParams(location.search);
 const stepIn = (key) => (url.has(key) ? Number(url.get(key)) : null);
-const charts = new Charts($("charts-page").dataset.runs.split(",").filter(Boolean), { smooth: Number(url.get("smooth") || 0), from: stepIn("from"), to: stepIn("to") });
+const charts = new Charts(runsIn($("charts-page").dataset.runs), { smooth: Number(url.get("smooth") || 0), from: stepIn("from"), to: stepIn("to") });
 const { runs, single, view } = charts;
 let find = url.get("find") || "";
 const histograms = runs.map((run) => new RewardHistogram({ name: run.name, zoomTo: (from, to) => charts.zoomTo(from, to), pick: (steps) => charts.pick(steps, run), range: () => charts.range(), colour: single ? "" : `--c${run.index % 8}` }));
@@ -71,7 +71,7 @@ async function results() {
 async function spread() {
   const problem = (text) => { $("problem").textContent = text; $("problem").hidden = false; };
   try {
-    const found = await fetchJson(`/api/rewards?runs=${encodeURIComponent(runs.map((run) => run.name).join(","))}`);
+    const found = await fetchJson(`/api/rewards?runs=${encodeURIComponent(runsText(runs.map((run) => run.name)))}`);
     runs.forEach((run, index) => histograms[index].set(found.runs[run.name]));
     if (found.problems.length) problem(found.problems.join("; "));
   } catch (error) { problem(error.message); }
