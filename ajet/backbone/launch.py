@@ -369,7 +369,8 @@ def _what_is_saved(folder: Path) -> str:
     steps = list[int]()
     for place in ("checkpoints", "checkpoints/*/run"):  # Trinity's own folder is below
         steps += [int(path.name[5:]) for path in folder.glob(f"{place}/step_*") if path.name[5:].isdecimal()]
-        steps += [int(file.read_text()) for file in folder.glob(f"{place}/latest_checkpointed_iteration.txt")]
+        named = (file.read_text() for file in folder.glob(f"{place}/latest_checkpointed_iteration.txt"))
+        steps += [int(step) for step in named if step]  # verl writes it in place
     if not steps:
         return f"Nothing is saved to go on from; what was recorded is in {folder}"
     return f"Step {max(steps)} is saved in {folder / 'checkpoints'}: the same command goes on from there"

@@ -137,6 +137,7 @@ def test_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ("checkpoints/step_4/state.json", "", "Step 4 is saved"),
         ("checkpoints/before-rewind-step_4/state.json", "", "Nothing is saved"),
         ("checkpoints/latest_checkpointed_iteration.txt", "6", "Step 6 is saved"),
+        ("checkpoints/latest_checkpointed_iteration.txt", "", "Nothing is saved"),
         ("checkpoints/project/run/latest_checkpointed_iteration.txt", "8", "Step 8 is saved"),
         ("checkpoints/project/run/step_3/hf/config.json", "", "Step 3 is saved"),
         ("prompts/best.yaml", "", "The rounds so far are saved"),

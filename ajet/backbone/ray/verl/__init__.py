@@ -94,5 +94,11 @@ class VerlAdapter:
 
 
 def _newest(checkpoints: Path) -> int | None:
+    """The step in the file that verl writes after everything else of a checkpoint, and reads as it resumes. A full disk
+    or a kill may leave it empty: the newest checkpoint is whole without it."""
     newest = checkpoints / "latest_checkpointed_iteration.txt"
-    return int(newest.read_text()) if newest.exists() else None
+    if not newest.exists():
+        return None
+    if not newest.read_text():
+        newest.write_text(str(max(checkpoint_step(folder.name) or 0 for folder in checkpoints.glob("global_step_*"))))
+    return int(newest.read_text())

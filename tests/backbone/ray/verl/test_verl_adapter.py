@@ -44,6 +44,16 @@ def test_the_newest_checkpoint_is_the_one_that_verl_names(tmp_path: Path) -> Non
     assert ADAPTER.newest_weights(config, tmp_path) == tmp_path / "global_step_3" / "actor" / "huggingface"
 
 
+def test_a_run_goes_on_where_verl_could_not_write_which_checkpoint_is_the_newest(tmp_path: Path) -> None:
+    """It opens the file anew after each checkpoint, so a full disk or a kill leaves it empty."""
+    named = tmp_path / "latest_checkpointed_iteration.txt"
+    named.touch()
+    for step in (2, 10, 9):
+        (tmp_path / f"global_step_{step}").mkdir()
+    assert ADAPTER.newest_step(make_config({}), tmp_path) == 10
+    assert named.read_text() == "10", "verl reads it, too"
+
+
 def test_a_run_goes_on_from_the_checkpoint_that_it_names(tmp_path: Path) -> None:
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("9")
     config = make_config({"trainer_common.resume": "elsewhere/global_step_4"})
