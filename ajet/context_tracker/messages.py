@@ -134,8 +134,8 @@ def message_key(message: Message, call_order: Mapping[str, int]) -> MessageKey:
     """The comparison key of a plain message. `call_order`: the positions of the last assistant message's tool calls."""
     role = message["role"]
     if role == "assistant":
-        calls = message.get("tool_calls", ())
-        values = tuple((call["function"]["name"], stable_json(call["function"]["arguments"])) for call in calls)
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        values = tuple((one["name"], stable_json(_numbers_by_value(one["arguments"]))) for one in functions)
         return (role, split_reasoning(message)[1].strip(), values)
     if role == "tool":
         identity = message["tool_call_id"]
@@ -159,6 +159,15 @@ def call_ids(message: Message) -> dict[str, int]:
 def stable_json(value: Any) -> str:
     """JSON that is equal if and only if the values are."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def _numbers_by_value(value: Any) -> Any:
+    """The same JSON value with whole numbers as integers: JavaScript reads 2.0 and writes 2."""
+    if isinstance(value, dict):
+        return {key: _numbers_by_value(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers_by_value(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def snapshot(raw: Any) -> Any:

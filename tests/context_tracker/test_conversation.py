@@ -56,6 +56,30 @@ def test_tool_calls_are_compared_by_value_and_ids_only_by_what_they_connect() ->
     assert drive.tracker.calls[-1].new_messages[-1]["tool_call_id"] == "nobody"
 
 
+@pytest.mark.parametrize(("wrote", "sends"), [("2.0", "2"), ("2", "2.0"), ("1e3", "1000"), ("[{}, -0.0]", "[{}, 0]")])
+def test_numbers_in_a_call_are_compared_by_value(wrote: str, sends: str) -> None:
+    drive = Drive()
+    messages = start(drive, called_with(f'{{"x": {wrote}}}'), text="call", tools=[SEARCH])
+    call = drive.begin([*messages[:-1], called_with(f'{{"x": {sends}}}'), result("c", "found")], tools=[SEARCH])
+    assert call.extends == "call-0"
+
+
+@pytest.mark.parametrize(
+    ("wrote", "sends"), [("1", "true"), ("2.5", "2"), ("2", '"2"'), ("9007199254740993", "9007199254740992.0")]
+)
+def test_arguments_of_another_value_make_a_branch(wrote: str, sends: str) -> None:
+    drive = Drive()
+    messages = start(drive, called_with(f'{{"x": {wrote}}}'), text="call", tools=[SEARCH])
+    call = drive.begin([*messages[:-1], called_with(f'{{"x": {sends}}}'), result("c", "found")], tools=[SEARCH])
+    assert call.extends is None
+
+
+def called_with(arguments: str) -> dict[str, Any]:
+    message = called("c", "red")
+    message["tool_calls"][0]["function"]["arguments"] = arguments
+    return message
+
+
 def test_dict_arguments_and_json_text_are_the_same() -> None:
     drive = Drive()
     reply = called("c", "x", flag=True)
