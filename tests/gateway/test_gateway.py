@@ -182,6 +182,18 @@ def test_response_format_is_asked_for_and_checked() -> None:
     assert "JSON schema" in session.tracker.calls[0].new_messages[0]["content"]
 
 
+def test_response_format_is_asked_for_in_the_one_system_message_whatever_its_form() -> None:
+    async def workflow(near: AjetTuner, far: AjetTuner) -> None:
+        client: openai.AsyncOpenAI = near.as_raw_openai_sdk_client()
+        for content in ("Be brief.", [{"type": "text", "text": "Be brief."}]):
+            messages: list[object] = [{"role": "system", "content": content}, *USER]
+            await client.chat.completions.create(model="m", messages=messages, response_format={"type": "json_object"})
+
+    session = in_workflow(LineEngine("{}"), workflow)
+    prompts = [[message["content"] for message in call.new_messages] for call in session.tracker.calls]
+    assert prompts[0] == prompts[1] == ["Be brief.\n\nAnswer with JSON only.", "hello"]
+
+
 def test_a_tool_that_had_to_be_called_and_was_not_is_named() -> None:
     async def workflow(near: AjetTuner, far: AjetTuner) -> None:
         ask = near.as_raw_openai_sdk_client().chat.completions.create

@@ -353,8 +353,11 @@ class ResponseFormat:
         first, *rest = messages
         if not isinstance(first, Mapping):
             raise InvalidRequestError(f"messages[0] must be an object, not {type(first).__name__}")
-        if first.get("role") in ("system", "developer") and isinstance(first.get("content"), str):
-            return [{**first, "content": f"{first['content']}\n\n{self._wanted}"}, *rest]
+        said = first.get("content") if first.get("role") in ("system", "developer") else None
+        if isinstance(said, str):
+            return [{**first, "content": f"{said}\n\n{self._wanted}"}, *rest]
+        if isinstance(said, list):  # a line break is put between parts
+            return [{**first, "content": [*said, {"type": "text", "text": f"\n{self._wanted}"}]}, *rest]
         return [{"role": "system", "content": self._wanted}, *messages]
 
     @cached_property
