@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("ajet.backbone")
 
 
-ENDPOINT = "api = tuner.as_oai_baseurl_apikey(), and give it api.base_url, api.api_key and api.model"
+ENDPOINT_METHOD = "as_oai_baseurl_apikey"
+ENDPOINT = f"api = tuner.{ENDPOINT_METHOD}(), and give it api.base_url, api.api_key and api.model"
 CLIENTS = {
     "AsyncOpenAI": "tuner.as_raw_openai_sdk_client()",
     "OpenAI": ENDPOINT,
@@ -51,7 +52,7 @@ ADDRESSES = ("base_url", "api_base", "openai_api_base", "azure_endpoint", "provi
 ADVICE = (
     "tuner.as_raw_openai_sdk_client(), as_langchain_model() or as_agentscope_model(), or any client with the base_url, "
     "api_key and model of tuner.as_oai_baseurl_apikey(). If the workflow does so already, its calls fail and it hides "
-    "their errors: let it raise them"
+    "their errors: let it raise them. Or its library answers from a cache: switch that off (DSPy: cache=False)"
 )
 OUTSIDE = "the base_url and api_key that POST /v1/episodes returns"
 
@@ -130,6 +131,8 @@ def _own_clients(file: Path) -> Iterator[OwnClient]:
         # Pydantic AI has a class of the same name, which takes an endpoint
         instead = ENDPOINT if name == "OpenAIChatModel" and "agentscope" not in text else CLIENTS[name]
         has_address = any(keyword.arg in ADDRESSES for keyword in node.keywords)
+        if has_address and ENDPOINT_METHOD in text:  # most likely the tuner's
+            continue
         yield OwnClient(file, node.lineno, lines[node.lineno - 1].strip(), instead, has_address)
 
 
@@ -145,7 +148,7 @@ def warn_of(step: int, metrics: Mapping[str, float]) -> None:
         if silent := metrics.get(f"{prefix}episode/without_calls"):
             log.warning(
                 "%d of %d episodes of %s made no model call that was recorded, so nothing of them can be trained. If "
-                "their agent asked a model, it did so without the tuner's client",
+                "their agent asked a model, it did so without the tuner's client, or a cache of its library answered",
                 *(silent, metrics[f"{prefix}episode/count"], when),
             )
     if metrics.get("val/failed_share") == 1:

@@ -221,6 +221,10 @@ def config_of(folder: Path) -> Config:
             "tuner.as_anthropic_client()",
         ),
         ("def ask(tuner):\n    return tuner.something()", "as_langchain_model() or as_agentscope_model()"),
+        (
+            "def ask(tuner):\n    api = tuner.as_oai_baseurl_apikey()\n    return LiteLLMModel(api_base=api.base_url)",
+            "its library answers from a cache: switch that off (DSPy: cache=False)",
+        ),
     ],
 )
 def test_what_to_write_instead_depends_on_the_client(tmp_path: Path, source: str, instead: str) -> None:
