@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEY = "ajet.model.path"
+TEACHER = "ajet.trainer_common.algorithm.distillation.teacher"
 ELSEWHERE = ("remote", "outside")
 """Runners with a workflow of their own: what it needs may not be installed here."""
 
@@ -47,10 +48,21 @@ def check_start(config: Config) -> None:
     find_environment(config, config.base_dirs)
     find_sandbox(config, config.base_dirs)
     check_formulas(config)
-    try:
-        ModelSource.resolve(config.ajet.model.path)
-    except ConfigError as error:
-        raise ConfigError(f"{KEY}: {error}") from error
+    if unfound := list(_unfound_models(config)):
+        raise ConfigError("\n".join(unfound))
+
+
+def _unfound_models(config: Config) -> Iterator[str]:
+    """Names that can't be a model's, with their keys. A hub id may still turn out to be none."""
+    names = {KEY: config.ajet.model.path}
+    teacher = config.ajet.trainer_common.algorithm.distillation.teacher
+    if config.ajet.backbone == "local" and teacher is not None and not teacher.startswith(("http://", "https://")):
+        names[TEACHER] = teacher
+    for key, name in names.items():
+        try:
+            ModelSource.resolve(name)
+        except ConfigError as error:
+            yield f"{key}: {error}"
 
 
 def recipe(config: Config) -> str | None:
@@ -138,11 +150,10 @@ def repeated(config: Config, training: Sequence[Task], validation: Sequence[Task
 def model_problems(config: Config, engine: str) -> Iterator[str]:
     """What would end a run of this model, as far as its files tell."""
     path = config.ajet.model.path
-    try:
-        source = ModelSource.resolve(path)
-    except ConfigError as error:
-        yield f"{KEY}: {error}"
+    if unfound := list(_unfound_models(config)):
+        yield from unfound
         return
+    source = ModelSource.resolve(path)
     yield from (answers := model_answers(config, engine).problems)
     folder = source.folder()
     if folder is None:

@@ -59,10 +59,10 @@ class ModelSource:
         folder = Path(name).expanduser()
         if folder.is_dir():
             if not (folder / "config.json").is_file():
-                raise ConfigError(f"model folder {name} has no config.json: point model.path to a Hugging Face folder")
+                raise ConfigError(f"model folder {name} has no config.json: name a Hugging Face folder")
             return cls(name, str(folder))
         if not name or name.startswith((".", "/", "~")) or name.count("/") > 1:
-            raise ConfigError(f"model folder {name!r} does not exist (model.path: a folder, a hub id, or tiny:<name>)")
+            raise ConfigError(f"model folder {name!r} does not exist: name a folder, a hub id, or tiny:<name>")
         return cls(name, name)
 
     def folder(self) -> Path | None:

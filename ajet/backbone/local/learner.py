@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from ajet.backbone.checks import TEACHER
 from ajet.backbone.failures import GapWatch
 from ajet.backbone.local.weights import weight_sync
 from ajet.backbone.metrics import staleness
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("ajet.backbone.local")
 
 
-KEY = "ajet.trainer_common.algorithm.distillation.teacher"
 SAMPLES = (
     "Hello, world!\n",
     "def f(x):\n    return x**2  # 3.14",
@@ -77,10 +77,14 @@ def teacher_of(
         server = ServerTeacher(name, runtime)
         server.check_vocabulary(tokenizer)
         return server
-    source = ModelSource.resolve(name)
-    if source.tokenizer().get_vocab() != tokenizer.get_vocab():
-        raise ConfigError(f"{KEY}: {name} has another vocabulary than the model that is trained")
-    model: Any = source.model(config.ajet.model.dtype, config.ajet.model.attn, device)
+    try:
+        source = ModelSource.resolve(name)
+        vocabulary = source.tokenizer().get_vocab()
+        if vocabulary != tokenizer.get_vocab():
+            raise ConfigError(f"{name} has another vocabulary than the model that is trained")
+        model: Any = source.model(config.ajet.model.dtype, config.ajet.model.attn, device)
+    except ConfigError as error:
+        raise ConfigError(f"{TEACHER}: {error}") from error
     return ModelTeacher(model.requires_grad_(False), budget)
 
 
@@ -100,9 +104,11 @@ class ServerTeacher:
             try:
                 answer = self._runtime.run(self._post("/tokenize", {"prompt": text, "add_special_tokens": False}))
             except (EngineError, InvalidRequestError) as error:
-                raise ConfigError(f"{KEY}: {self._address} is not a vLLM server that can be asked ({error})") from error
+                raise ConfigError(
+                    f"{TEACHER}: {self._address} is not a vLLM server that can be asked ({error})"
+                ) from error
             if answer.get("tokens") != tokenizer(text, add_special_tokens=False)["input_ids"]:
-                raise ConfigError(f"{KEY}: {self._address} has another vocabulary than the model that is trained")
+                raise ConfigError(f"{TEACHER}: {self._address} has another vocabulary than the model that is trained")
 
     def logprobs(self, batch: Batch) -> Logprobs:
         """One request per call, many at a time."""

@@ -7,12 +7,15 @@ import json
 import threading
 from collections.abc import Coroutine, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from ajet.backbone.checks import check_start, model_problems
 from ajet.backbone.local.learner import ServerTeacher, teacher_of
 from ajet.config import make_config
+from ajet.config.rollout import AgentConfig
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import ConfigError
 from ajet.task_runner.runtime import Runtime
@@ -88,6 +91,23 @@ def test_a_model_is_loaded_where_the_trainer_is(tokenizer: Any) -> None:
     config = make_config({"trainer_common.algorithm.distillation.teacher": "tiny:qwen2-0.3m"})
     teacher = teacher_of(config, cast("Runtime", Loop()), tokenizer, 512, "meta")
     assert isinstance(teacher, ModelTeacher) and teacher._model.device.type == "meta"
+
+
+def test_a_teacher_that_is_not_there_is_named_with_its_key(tmp_path: Path, tokenizer: Any) -> None:
+    for teacher, says in (
+        (f"{tmp_path}/none", "does not exist"),
+        ("tiny:none", "none"),
+        (str(tmp_path), "config.json"),
+    ):
+        config = make_config({"trainer_common.algorithm.distillation.teacher": teacher})
+        with pytest.raises(ConfigError, match=rf"^ajet\.trainer_common\..*distillation\.teacher: .*{says}") as late:
+            teacher_of(config, cast("Runtime", Loop()), tokenizer, 512, "meta")
+        config.ajet.backbone = "local"
+        config.ajet.rollout.agent = AgentConfig(type="react")
+        with pytest.raises(ConfigError) as early:
+            check_start(config)
+        assert str(early.value) == str(late.value)
+        assert list(model_problems(config, "torch")) == [str(early.value)]
 
 
 def test_a_server_with_another_vocabulary_is_refused(server: Any, tokenizer: Any) -> None:
