@@ -28,7 +28,7 @@ from ajet.observe.metrics import read_metrics
 from ajet.observe.progress_state import FailureTally, cost_texts
 from ajet.observe.running_total import RunningTotal
 from ajet.schema.episode import CallTree, Episode, EpisodeGroup, EpisodeStatus, Ledger
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import FRESH, ConfigError
 from ajet.schema.install import clone_in_use
 from ajet.schema.printable import printable
 
@@ -111,7 +111,7 @@ def why_nothing_trained(config: Config, folder: Path, after: int, tally: Failure
         if imitates:
             earned = f"the best earned {max(high):g}"
         lines.append(f"{earned}: look at how the reward is computed, and choose tasks that the model sometimes solves")
-    again = "" if after else "; to begin again, add --fresh"
+    again = "" if after else f"; to begin again: {FRESH}"
     return "\n    ".join([*lines, f"look at the episodes: ajet view {typed(folder)}{again}"])
 
 

@@ -21,7 +21,7 @@ from ajet.prompt_tuning.budget import BudgetExhausted
 from ajet.prompt_tuning.proposal import Ask, Candidate, Kind, SearchFailedError, changed
 from ajet.prompt_tuning.search import Search, Sizes
 from ajet.prompt_tuning.trial import Purpose, Trial
-from ajet.schema.errors import MissingDependencyError
+from ajet.schema.errors import FRESH, MissingDependencyError
 from ajet.schema.install import install_command
 
 log = logging.getLogger("ajet.prompt_tuning.gepa")
@@ -229,7 +229,7 @@ class SearchAdapter:
         if not self._answers or kind not in self._answers[0]:
             self.ending = SearchFailedError(
                 "the recorded search can't be repeated: another version of the gepa package, or a changed history, "
-                "asks other questions. Start over with --fresh"
+                f"asks other questions. Start over with {FRESH}"
             )
             raise self.ending
         return self._answers.popleft()[kind]

@@ -22,6 +22,8 @@ EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 """Exit codes of every command; 0: done."""
+FRESH = "--fresh (in Python: Trainer(fresh=True))"
+"""How to start over, in messages."""
 
 
 class AjetError(Exception):

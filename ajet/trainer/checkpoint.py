@@ -28,7 +28,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from ajet.engine.model_source import stored_weights
-from ajet.schema.errors import UserError
+from ajet.schema.errors import FRESH, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -277,7 +277,7 @@ def read_trainer(trainer: Updater, checkpoint: Checkpoint) -> None:
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         why = " ".join(str(error).split("\n")[:2]).replace("\t", "")  # PyTorch names every weight
         raise CheckpointError(
-            f"checkpoint {path} does not fit this model ({why}): start over with --fresh, or set "
+            f"checkpoint {path} does not fit this model ({why}): start over with {FRESH}, or set "
             "trainer_common.resume to another checkpoint"
         ) from error
     trainer.updates, trainer.steps = int(counts["updates"]), int(counts["steps"])

@@ -44,6 +44,7 @@ def test_rewards_are_blamed_only_if_most_episodes_went_well(
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "time": 0.0, **WELL, **metrics}) + "\n")
     why = why_nothing_trained(make_config(), tmp_path, 0)
     assert said in why
+    assert why.endswith("to begin again: --fresh (in Python: Trainer(fresh=True))")
     assert ("look at how the reward is computed" in why) is blames_the_reward
 
 

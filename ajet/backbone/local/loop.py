@@ -31,7 +31,7 @@ from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.run_files import read_events
 from ajet.observe.running_total import RunningTotal
 from ajet.schema.episode import Episode, EpisodeGroup, FloatArray
-from ajet.schema.errors import EXIT_FAILED, ConfigError
+from ajet.schema.errors import EXIT_FAILED, FRESH, ConfigError
 from ajet.schema.task import Task
 from ajet.system.interruption import interrupted_when_whole
 from ajet.task_judge.helper import HelperMeter
@@ -187,7 +187,7 @@ class LocalRun:
             if any(event.get("event") == "checkpoint" for event in events):
                 raise ConfigError(
                     f"{self.experiment.checkpoints} holds no whole checkpoint any more: the run would begin anew and "
-                    "drop its records. Bring the checkpoints back, or use --fresh, which keeps the records aside"
+                    f"drop its records. Bring the checkpoints back, or use {FRESH}: the records are kept aside"
                 )
             if self.experiment.has_results:
                 log.info("no checkpoint to resume from: the run begins again, and what it had recorded is dropped")
@@ -403,8 +403,7 @@ class LocalRun:
         if done and done >= self.total and not self.common.val_only:
             raise ConfigError(
                 f"{self.experiment.path} is complete: its newest checkpoint is step {done} of "
-                f"{self.total}. To continue, raise ajet.trainer_common.total_training_steps; to start over, use "
-                "--fresh (in Python: Trainer(fresh=True))"
+                f"{self.total}. To continue, raise ajet.trainer_common.total_training_steps; to start over: {FRESH}"
             )
 
     def _resume(self, checkpoint: Checkpoint) -> None:
@@ -412,7 +411,7 @@ class LocalRun:
         if (reason := self.early_stop.reason) is not None and not self.common.val_only:
             raise ConfigError(
                 f"{self.experiment.path} stopped early, after step {checkpoint.step}: {reason}. To continue, change "
-                "that key; to start over, use --fresh"
+                f"that key; to start over: {FRESH}"
             )
         self.learner.restore(checkpoint)
         self.replay.read(checkpoint.path)

@@ -38,7 +38,7 @@ from ajet.observe.statistics import Gain
 from ajet.prompt_tuning.proposal import Candidate
 from ajet.prompt_tuning.search import Earlier
 from ajet.prompt_tuning.trial import Purpose, Score, Trial, common_means
-from ajet.schema.errors import UserError
+from ajet.schema.errors import FRESH, UserError
 
 FORMAT = 1
 FOLDER = "prompts"
@@ -250,7 +250,7 @@ def read_history(path: Path) -> History:
             except (ValueError, KeyError, TypeError) as error:
                 raise HistoryError(
                     f"{path}, line {number}: {type(error).__name__}: {error}\n"
-                    "    repair the line, or start over with --fresh"
+                    f"    repair the line, or start over with {FRESH}"
                 ) from None
     return history
 

@@ -35,7 +35,7 @@ from ajet.prompt_tuning.proposal import Candidate
 from ajet.prompt_tuning.search import Search, Sizes
 from ajet.prompt_tuning.trial import Purpose, Trial, concurrently
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import FRESH, ConfigError
 from ajet.schema.resources import read_prompts
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
@@ -351,7 +351,7 @@ class PromptRun:
         if not started:
             return
         folder = self.experiment.path
-        again = "to start over, use --fresh (in Python: Trainer(fresh=True)), or choose another experiment_name"
+        again = f"to start over, use {FRESH}, or choose another experiment_name"
         if started["version"] != self.start.version:
             raise ConfigError(
                 f"ajet.prompt_tuning.templates: the search in {folder} began with other templates (version "

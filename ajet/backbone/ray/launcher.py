@@ -44,7 +44,7 @@ from ajet.backbone.ray.watcher import (
 )
 from ajet.backbone.report import exit_code, show_report
 from ajet.observe.progress import Progress
-from ajet.schema.errors import ConfigError, FeatureUnavailableError, UserError
+from ajet.schema.errors import FRESH, ConfigError, FeatureUnavailableError, UserError
 from ajet.system.processes import RAY_RUN, end_all
 from ajet.task_runner.remote import ANY_HOST, runner_key
 
@@ -230,7 +230,7 @@ def prepare(
     if resumed is not None and resumed >= steps and not common.val_only:
         raise ConfigError(
             f"{experiment.path} is complete: its newest checkpoint is of step {resumed} of {steps}. To go on, raise "
-            "ajet.trainer_common.total_training_steps; to start anew, use --fresh"
+            f"ajet.trainer_common.total_training_steps; to start anew: {FRESH}"
         )
     source = ModelSource.resolve(config.ajet.model.path)
     model_path = source.path

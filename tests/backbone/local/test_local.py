@@ -193,7 +193,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path: Pat
     _, experiment = train(tmp_path, **{"trainer_common.total_training_steps": 2})
     episodes = len(list(EpisodeStore(experiment / "episodes.sqlite").all()))
     shutil.rmtree(experiment / "checkpoints")
-    with pytest.raises(ConfigError, match="holds no whole checkpoint any more"):
+    with pytest.raises(ConfigError, match=r"holds no whole checkpoint any more.*Trainer\(fresh=True\)"):
         train(tmp_path, **{"trainer_common.total_training_steps": 2})
     assert len(read_metrics(experiment / "metrics.jsonl")) == 2, "what is recorded doesn't go with them"
     (experiment / "events.jsonl").unlink()
@@ -355,7 +355,7 @@ def test_a_run_that_stopped_early_says_so_and_goes_on_if_it_may(tmp_path: Path) 
     assert code == 0
     assert read_metrics(experiment / "metrics.jsonl")[-1]["step"] == 2
     assert (experiment / "hf").resolve().parent.name == "step_2"
-    with pytest.raises(UserError, match=r"(?s)stopped early, after step 2.*early_stop\.patience: 2.*--fresh"):
+    with pytest.raises(UserError, match=r"(?s)stopped early, after step 2.*early_stop\.patience: 2.*fresh=True"):
         train(tmp_path, **early)
     train(tmp_path, **early | {f"{EARLY}.patience": 4})
     assert read_metrics(experiment / "metrics.jsonl")[-1]["step"] == 4
