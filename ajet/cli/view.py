@@ -97,6 +97,8 @@ def opened_experiment(given: Path) -> Experiment:
     there = Library(Path("saved_experiments")).names()
     near = get_close_matches(str(given), there, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
+    if str(given) in there:
+        hint = f"./{given} is something else: write {Path('saved_experiments') / given}\n    "
     raise ExperimentNotFoundError(
         f"{given}: no such run\n    {hint}"
         + (

@@ -8,6 +8,7 @@ import pytest
 
 from ajet.cli.main import main
 from ajet.cli.targets import target_config, weights_folder, weights_of
+from ajet.cli.view import opened_experiment
 from ajet.observe.viewer import ExperimentNotFoundError
 from ajet.schema.errors import ConfigError
 from ajet.trainer.checkpoint import CheckpointError, CheckpointFolder
@@ -33,6 +34,9 @@ def test_a_name_that_is_neither_run_nor_model_is_refused_with_the_runs_that_ther
     with pytest.raises(ExperimentNotFoundError, match=r"math: no such run\n.*did you mean maths\? .*: maths"):
         target_config("math")
     assert weights_of("nobody/nothing") == "nobody/nothing"
+    (tmp_path / "maths").mkdir()  # a project's folder, perhaps
+    with pytest.raises(ExperimentNotFoundError, match=r"\./maths is something else: write saved_experiments/maths\n"):
+        opened_experiment(Path("maths"))
 
 
 def test_a_damaged_config_of_a_run_is_named_before_its_weights_are_touched(

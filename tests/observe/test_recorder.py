@@ -26,6 +26,7 @@ from ajet.observe.logs import MASK, Masker
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.task_statistics import TaskFilter, task_page
 from ajet.schema.episode import ROOT, CallTree, EnvironmentEvent, EnvironmentRecord, Episode, EpisodeStatus, Failure
+from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task
 from ajet.task_reader.tracing import exchanges
 from support.synthetic_run import Vocabulary, credit_of, math_episode, trainer_logprobs
@@ -329,7 +330,17 @@ def test_episodes_of_a_validation_are_not_imitated(tmp_path: Path) -> None:
         episode.reward = 1.0
         recorder.record(episode, 1, validation=index > 0)
     recorder.close()
-    assert count_demonstrations(make_config({"trainer_common.algorithm.sft.demonstrations": str(tmp_path)})) == 1
+    sft = "trainer_common.algorithm.sft"
+    config = make_config({f"{sft}.demonstrations": str(tmp_path), f"{sft}.min_reward": 0.5})
+    assert count_demonstrations(config) == 1
+    recorder = EpisodeRecorder(tmp_path / "episodes.sqlite")
+    recorder.rewind(0)
+    for episode in episodes(4):
+        episode.reward = 1.0
+        recorder.record(episode, 1, validation=True)
+    recorder.close()
+    with pytest.raises(TaskDataError, match=r"the 4 of a validation, .* FILE.jsonl --format sft --reward-min 0.5`"):
+        count_demonstrations(config)
 
 
 def test_what_is_imitated_from_an_export_is_what_was_trained() -> None:

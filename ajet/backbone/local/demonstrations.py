@@ -301,7 +301,7 @@ def demonstration_batches(config: Config, renderer: Renderer) -> TaskStream:
     recorded = path.suffix == ".sqlite"
     episodes = list(_recorded(path, sft.min_reward)) if recorded else read_demonstrations(path, renderer)
     if not episodes:
-        raise TaskDataError(f"{path} holds no training episode with a reward of at least {sft.min_reward:g}")
+        raise _none_to_imitate(path, sft.min_reward)
     tasks = [
         Task(task_id=f"{index}-{episode.episode_id}", metadata={"episode": episode})
         for index, episode in enumerate(episodes)
@@ -316,15 +316,28 @@ def count_demonstrations(config: Config) -> int:
     assert sft.demonstrations is not None
     path = _find(sft.demonstrations, config)
     if path.suffix == ".sqlite":
-        return sum(1 for _ in _recorded(path, sft.min_reward))
+        if count := sum(1 for _ in _recorded(path, sft.min_reward)):
+            return count
+        raise _none_to_imitate(path, sft.min_reward)
     return sum(1 for line in path.read_bytes().split(b"\n") if line.strip())
 
 
-def _recorded(path: Path, least: float) -> Iterator[Episode]:
-    """A run's training episodes with a reward of at least `least`."""
+def _none_to_imitate(path: Path, least: float) -> TaskDataError:
+    """A folder of `ajet eval` holds episodes of a validation alone: whoever wants to imitate those has to say so."""
+    said = f"{path} holds no training episode with a reward of at least {least:g}"
+    if others := sum(1 for _ in _recorded(path, least, validation=True)):
+        said += (
+            f"; the {others} of a validation, as `ajet eval` records, are left out. To imitate them all the same, name "
+            f"what `ajet export episodes {path.parent} FILE.jsonl --format sft --reward-min {least:g}` writes"
+        )
+    return TaskDataError(said)
+
+
+def _recorded(path: Path, least: float, *, validation: bool = False) -> Iterator[Episode]:
+    """A run's training episodes, or those of its validations, with a reward of at least `least`."""
     store = EpisodeStore(path)
     try:
-        for record in store.all(EpisodeFilter(validation=False)):
+        for record in store.all(EpisodeFilter(validation=validation)):
             episode = record.episode
             if episode.reward is not None and episode.reward >= least and episode.tree.trained_tokens:
                 yield episode
