@@ -94,7 +94,7 @@ run a job:
   --skip-check-avail-gpu don't check whether the GPUs are free
   --with-NAME            run $NAME_SCRIPT in $NAME_PATH as a service, and stop it with the run
   --prefix TEXT          prefix for the names of started services
-  --kill                 end everything ajet started here that is still running (with --prefix: only those services)
+  --kill                 end all your runs and services on this machine (with --prefix: only those services)
   --autokill             do the same before the run
 """
 

@@ -386,8 +386,8 @@ def _lock(path: Path) -> int:
             if attempt == 19:  # `is_running` holds the lock for a moment
                 os.close(handle)
                 raise ExperimentBusyError(
-                    f"{path}: another process is running this experiment. Wait for it, stop it (`ajet --kill`), or set "
-                    f"another ajet.experiment_name."
+                    f"{path}: another process is running this experiment. Wait for it, stop it (`ajet --kill` stops "
+                    "all your runs), or set another ajet.experiment_name."
                 ) from None
             time.sleep(0.05)
     os.register_at_fork(after_in_child=lambda: _close_quietly(handle))

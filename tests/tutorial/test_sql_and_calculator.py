@@ -44,6 +44,12 @@ def spider(tmp_path: Path) -> Path:
     return folder
 
 
+def test_the_calculator_s_last_number_counts_to_four_decimals() -> None:
+    is_right = runpy.run_path(str(ROOT / "tutorial" / "example_calc_x" / "calc_agent.py"))["is_right"]
+    assert all(is_right(f"So: {said}", "1234.6042") for said in ("1234.6042", "1,234.60424", "1234.60420"))
+    assert not any(is_right(said, "1234.6042") for said in ("1234.6043", "1234.605", "1234.6", "none"))
+
+
 def test_the_databases_answer_and_are_only_read(spider: Path) -> None:
     module: dict[str, Any] = runpy.run_path(str(spider / "sql_agent.py"))
     tasks = [json.loads(line) for file in spider.glob("data/*.jsonl") for line in file.open()]

@@ -20,7 +20,7 @@ SERVER = [sys.executable, "-m", "mcp_server_calculator"]
 def is_right(answer: str, result: str) -> bool:
     """Whether the last number of an answer is the result, to four decimals."""
     numbers = re.findall(r"-?\d[\d,]*\.?\d*", answer)
-    return bool(numbers) and abs(float(numbers[-1].replace(",", "")) - float(result)) < 1e-3
+    return bool(numbers) and round(float(numbers[-1].replace(",", "")) - float(result), 4) == 0
 
 
 @rollout
