@@ -360,7 +360,7 @@ def policy_loss(
             note("correction_masked", (correction_M == 0).to(new_E.dtype))
             weight_M = weight_M * correction_M
         result.sums["sampler_gap/max"] = (old_E.detach() - edges.sampler_E).abs().max()
-        note("sampler_kl", (edges.sampler_E - new_E.detach())[at])
+        note("sampler_kl", (edges.sampler_E - old_E.detach())[at])
         if edges.teacher_E is not None:
             taught_M = (edges.teacher_E - old_E).detach()[at]
             note("teacher_kl", -taught_M)

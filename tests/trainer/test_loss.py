@@ -274,3 +274,20 @@ def test_the_corrected_kl_is_unbiased_off_policy() -> None:
     estimate = (old.exp() * losses.divergence(log, reference, KLType.LOW_VAR_KL_CORRECTED, old)).sum()
     gradients = [torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (estimate, true)]
     assert torch.allclose(estimate, true, atol=1e-9) and torch.allclose(*gradients, atol=1e-9)
+
+
+def test_the_divergence_from_the_sampler_is_that_before_the_update() -> None:
+    """Later passes over a batch move the policy away from its sampler, and that is no difference between the two."""
+    old = torch.tensor([-2.0, -1.0])
+    edges = EdgeTensors(
+        sampler_E=old + 0.25,
+        trajectory_E=torch.tensor([0, 0]),
+        entry_edge_M=torch.arange(2),
+        advantage_M=torch.tensor([1.0, -1.0]),
+        weight_M=torch.tensor([0.5, 0.5]),
+        old_E=old,
+    )
+    for moved in (0.0, 3.0):
+        sums = policy_loss(old + moved, edges, LossSettings()).sums
+        assert float(sums["sampler_kl/sum"]) == pytest.approx(0.25)
+        assert float(sums["sampler_gap/max"]) == pytest.approx(0.25)
