@@ -66,8 +66,7 @@ CUT_SHORT = {
     "outcome/length": "had a reply cut at its maximum length: raise ajet.rollout.max_response_length_in_one_turn",
     "outcome/overflow": "had a prompt too long for ajet.rollout.max_model_len: raise it",
     "outcome/max_steps": "used up ajet.rollout.multi_turn.max_steps: raise it",
-    "outcome/abnormal": "had a reply that ajet.rollout.compute_madness_checklist refused: for random weights, set it "
-    "to []",
+    "outcome/abnormal": "had a reply that ajet.rollout.compute_madness_checklist refused: set [] for random weights",
     "episode/without_calls": "made no recorded model call: use the tuner's client",
 }
 """What may have gone wrong in episodes, by metric, and what to change."""
@@ -76,7 +75,8 @@ CUT_SHORT = {
 def why_nothing_trained(config: Config, folder: Path, after: int, tally: FailureTally | None = None) -> str:
     """What the steps after `after` lacked, from their metrics and, if it is known, from why episodes failed.
 
-    Rewards are to blame only if most episodes went well: one that was cut short gets what `failure_reward` says.
+    Rewards are to blame only if most episodes went well (one that was cut short gets what `failure_reward` says), or if
+    all were paid the same.
     """
     steps = [step for step in read_metrics(folder / "metrics.jsonl") if step["step"] > after]
 
@@ -87,8 +87,7 @@ def why_nothing_trained(config: Config, folder: Path, after: int, tally: Failure
         names = sorted({name for step in steps for name in step if name.startswith(group)})
         return Counter({name.removeprefix(group): total(name) for name in names})
 
-    count = total("episode/count")
-    failures, masked = totals("failure/"), totals("masked/")
+    count, failures, masked = total("episode/count"), totals("failure/"), totals("masked/")
     del failures["EpisodeCancelled"]  # stopped because of others
     failed = failures.total()
     algorithm = config.ajet.trainer_common.algorithm
@@ -106,10 +105,11 @@ def why_nothing_trained(config: Config, folder: Path, after: int, tally: Failure
     lines += [f"{many} of {count} episodes {CUT_SHORT[name]}" for name, many in cut_short.most_common() if many]
     low = [step["return/min"] for step in steps if "return/min" in step]
     high = [step["return/max"] for step in steps if "return/max" in step]
-    if 2 * max(failed, *cut_short.values()) <= count and low and (imitates or lacking == NO_DIFFERENCE):
-        earned = f"every episode earned {low[0]:g}" if min(low) == max(high) else "returns differ between tasks only"
-        if imitates:
-            earned = f"the best earned {max(high):g}"
+    alike = bool(low) and min(low) == max(high)
+    well = 2 * max(failed, *cut_short.values()) <= count or (alike and low[0] > 0)
+    if well and low and (imitates or lacking == NO_DIFFERENCE):
+        same = f"every episode earned {low[0]:g}" if alike else "returns differ between tasks only"
+        earned = f"the best earned {max(high):g}" if imitates else same
         lines.append(f"{earned}: look at how the reward is computed, and choose tasks that the model sometimes solves")
     again = "" if after else f"; to begin again: {FRESH}"
     return "\n    ".join([*lines, f"look at the episodes: ajet view {typed(folder)}{again}"])

@@ -31,6 +31,7 @@ WELL = {"episode/count": 16.0, "return/min": 0.0, "return/max": 0.0, "episode/wi
         ({}, "every episode earned 0", True),
         ({"outcome/length": 3.0}, "3 of 16 episodes had a reply cut", True),
         ({"outcome/length": 12.0}, "max_response_length_in_one_turn", False),
+        ({"outcome/length": 12.0, "return/min": 0.7, "return/max": 0.7}, "every episode earned 0.7", True),
         ({"outcome/overflow": 16.0, "failure/BadRequestError": 16.0}, "ajet.rollout.max_model_len", False),
         ({"outcome/abnormal": 16.0}, "compute_madness_checklist", False),
         ({"episode/without_calls": 9.0}, "9 of 16 episodes made no recorded model call", False),
