@@ -248,6 +248,8 @@ def find_hole(probed: Probed, seen: tuple[float, float], threshold: float, *, re
         worst = next(probe for probe in gold if probe not in above)
         earns = worst.failure or f"earns {worst.reward:g}"
         return f"the right answer earns no more than a wrong one: {quoted(worst.reply)} {earns}"
+    if given and not relative and lowest > 0 and {*given, *seen} == {lowest}:
+        return f"every reply earns {lowest:g}, whatever it says"
     return None
 
 

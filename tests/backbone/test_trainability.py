@@ -133,6 +133,13 @@ def test_a_right_answer_must_earn_more_than_a_wrong_one() -> None:
     assert find_hole(probes(gold=0.25, empty=0.5), (0, 1), 1.0, relative=True) is not None
 
 
+def test_a_reward_that_pays_every_reply_the_same_is_a_hole_even_below_a_success() -> None:
+    assert find_hole(probes(empty=0.7, echo=0.7), (0.7, 0.7), 1.0) == "every reply earns 0.7, whatever it says"
+    assert find_hole(probes(empty=0.7, echo=0.7), (0.7, 0.8), 1.0) is None
+    assert find_hole(probes(gold=1, empty=0.5, echo=0.5), (0.5, 0.5), 1.0) is None
+    assert find_hole(probes(empty=0.7, echo=0.7), (0.7, 0.7), 1.0, relative=True) is None
+
+
 def test_a_judge_that_raises_on_a_probe_is_a_hole() -> None:
     probed = probes(gold=1)
     probed.probes.append(Probe(EMPTY, "t0", "", None, False, "judge_error, IndexError: 0", judge_failed=True))
