@@ -39,6 +39,7 @@ GRAVITY: tuple[Level, ...] = ("bad", "warn", "quiet", "good")
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "judge_errors": ("failures", "dropped_tokens", "no_variance", "never_solved"),
     "dead_tool": ("failures", "cut_replies", "repeated_replies", "no_variance", "never_solved"),
+    "failures": ("dropped_tokens",),
     "sampler_gap": ("kl_growth", "entropy_collapse", "reward_fell", "no_variance", "never_solved"),
     "staleness": ("kl_growth", "entropy_collapse", "reward_fell", "no_variance", "never_solved"),
     "gaming": ("kl_growth", "length_drift", "repeated_replies", "no_variance", "validation_gap"),
@@ -71,8 +72,9 @@ _MANY, _SOME, _MOST, _NEARLY_ALL = 0.1, 0.3, 0.5, 0.95
 _FEWEST = 8
 """Episodes or calls that say something."""
 _FAILED = re.compile(
-    r'\s*(\{\s*"errors?"\s*:\s*["{[]|\{\s*"(status|status_?code|code)"\s*:\s*"?[45]\d\d\b|'
-    r"error|traceback|exception|[\w.]+(Error|Exception)\b|[\w.-]+ failed: |(HTTP|status)[ /:=\w.]{0,12}?\b[45]\d\d\b)",
+    r'\s*(\{\s*"errors?"\s*:\s*(?!""|\{\s*\}|\[\s*\])["{[]|\{\s*"(status|status_?code|code)"\s*:\s*"?[45]\d\d\b|'
+    r"(errors?|traceback|exception)\b(?!\W*0\b)|[\w.]+(Error|Exception)\b|[\w.-]+ failed: |"
+    r"(HTTP|status)[ /:=\w.]{0,12}?\b[45]\d\d\b)",
     re.IGNORECASE,
 )
 """How the result of a tool begins that failed: in its own words, as ready agents write it, as HTTP or JSON does."""

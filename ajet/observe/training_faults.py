@@ -149,18 +149,20 @@ def entropy_collapse(run: RunEvidence) -> list[RunFinding]:
         else f"the reward {'fell' if fell else 'did not rise'}: the model says the same each time, and finds nothing "
         "better"
     )
-    change = (
-        f"{coefficient}: {as_number(run.key(coefficient))} → 0"
-        if asked
-        else f"{changed(run, 'trainer_common.optim.lr', 1 / 3)}, rollout.temperature: 1.0, or a larger "
-        "trainer_common.kl_loss_coef; start again from an earlier checkpoint"
-    )
+    change = f"{coefficient}: {as_number(run.key(coefficient))} → 0" if asked else _explore(run)
     text = f"The entropy fell from {as_number(first)} to {as_number(last)}, and {why}."
     evidence = {"train/entropy": [first, last], "steps": [series.steps[0], series.steps[-1]]}
     level: Level = "bad" if not better or last < _COLLAPSED * first else "warn"
     return [
         RunFinding(level, "entropy_collapse", text, evidence, _newest(run), change=change, link="charts?find=entropy")
     ]
+
+
+def _explore(run: RunEvidence) -> str:
+    """What to change so that replies differ again."""
+    lower = changed(run, "trainer_common.optim.lr", 1 / 3)
+    hotter = "rollout.temperature: 1.0, " if (run.key("rollout.temperature") or 1.0) < 1.0 else ""
+    return f"{lower}, {hotter}or a larger trainer_common.kl_loss_coef; start again from an earlier checkpoint"
 
 
 def _asks_for_less_entropy(run: RunEvidence) -> bool:
@@ -325,6 +327,11 @@ def no_variance(run: RunEvidence) -> list[RunFinding]:
         text = f"{said}: next to no episode earns anything."
         change = "easier tasks, a finer reward or imitation first: `ajet audit` tells which. Or the judge is at fault"
         return [RunFinding("bad", "never_solved", text, evidence, ids, change, link)]
+    entropy = run.figures.change("train/entropy")
+    if entropy and entropy.last < _COLLAPSED * entropy.first:
+        text = f"{said}: the model says the same each time (entropy {as_number(entropy.first)}, now "
+        text += f"{as_number(entropy.last)}). If it could say something better, it no longer finds it."
+        return [RunFinding("bad", "no_variance", text, evidence, ids, _explore(run), link)]
     each = f": each earns {as_number(rewards.pop())}, whatever it did" if len(rewards) == 1 else ""
     change = (
         "a judge that tells good from bad"
@@ -368,9 +375,13 @@ def _moved(run: RunEvidence) -> bool:
 
 
 def _mixed(run: RunEvidence, tasks: list[str]) -> bool:
-    """Whether most groups of these tasks have different rewards all the same: a finer reward than success."""
-    groups = [{row["reward"] for row in group} for group in run.groups_of(run.late) if group[0]["task_id"] in tasks]
-    return sum(len(rewards) > 1 for rewards in groups) > _MOST * len(groups)
+    """Whether most groups of these tasks have different rewards all the same: a finer reward than success. Or had them
+    in the beginning: once all have learned the same, they are alike."""
+    for rows in (run.early, run.late):
+        groups = [{row["reward"] for row in group} for group in run.groups_of(rows) if group[0]["task_id"] in tasks]
+        if sum(len(rewards) > 1 for rewards in groups) > _MOST * len(groups):
+            return True
+    return False
 
 
 def validation_gap(run: RunEvidence) -> list[RunFinding]:

@@ -118,6 +118,24 @@ def test_tasks_that_are_always_solved_are_listed_by_a_share_of_100_percent() -> 
     assert found.fault == "always_solved" and found.link == "tasks?solved_min=100"
 
 
+def test_tasks_whose_finer_reward_is_learned_are_not_said_to_be_never_solved() -> None:
+    """All have learned the same: at the end their groups are alike, and none counts as a success."""
+
+    def rows(reward_of: Callable[[int], float]) -> list[dict[str, Any]]:
+        return [
+            {"task_id": f"task {task}", "episode_id": "", "group_id": f"{task}", "success": False, "reward": reward}
+            for task in range(8)
+            for reward in map(reward_of, range(8))
+        ]
+
+    run = RunEvidence(figures(), config=config())
+    learned = [row | {"group_id": "late " + row["group_id"]} for row in rows(lambda _: 0.5)]
+    run.__dict__.update(early=rows(lambda repeat: repeat / 16), late=learned)
+    assert not _lopsided_tasks(run)
+    run.__dict__.update(early=rows(lambda _: 0.0), late=learned)
+    assert [found.fault for found in _lopsided_tasks(run)] == ["never_solved"]
+
+
 def test_the_key_to_change_and_its_new_value() -> None:
     found = diagnose(RunEvidence(figures(train__kl=rising(0.0, 2.0), return__mean=lambda _: 0.3), config=config()))
     assert found[0].level == "bad" and "trainer_common.optim.lr: 3e-05 → 1e-05" in found[0].change
@@ -160,6 +178,26 @@ def test_training_explains_nothing_that_was_there_before_it() -> None:
     kl = RunFinding("warn", "kl_growth", "")
     assert [one.follows_from for one in in_order([cut, kl])] == ["", ""]
     assert [one.follows_from for one in in_order([replace(cut, from_start=False), kl])] == ["", "kl_growth"]
+
+
+def test_a_failed_episode_explains_its_dropped_tokens() -> None:
+    found = [RunFinding("warn", "dropped_tokens", ""), RunFinding("bad", "cut_replies", "")]
+    found.append(RunFinding("bad", "failures", ""))
+    assert [(one.fault, one.follows_from) for one in in_order(found)][-1] == ("dropped_tokens", "failures")
+
+
+def test_equal_rewards_of_a_model_that_says_the_same_each_time_are_not_blamed_on_the_reward() -> None:
+    """It has risen to what it says now, so `entropy_collapse` is silent."""
+    series: dict[str, Callable[[int], float]] = {
+        "credit__zero_variance_groups": lambda _: 8.0,
+        "return__mean": lambda step: 0.3 if step < 3 else 0.6,
+    }
+    collapsed = RunEvidence(figures(train__entropy=lambda step: 6.0 if step < 3 else 0.1, **series), config=config())
+    (found,) = diagnose(collapsed)
+    assert found.fault == "no_variance" and "the model says the same each time (entropy 6, now 0.1)" in found.text
+    assert found.change.startswith("trainer_common.optim.lr: 3e-05 → 1e-05") and "num_repeat" not in found.change
+    (found,) = diagnose(RunEvidence(figures(train__entropy=lambda _: 6.0, **series), config=config()))
+    assert found.fault == "no_variance" and "entropy" not in found.text
 
 
 def test_no_fault_explains_one_that_stands_before_it() -> None:
@@ -302,6 +340,11 @@ ALIKE: dict[str, Callable[[int], float]] = {"credit__zero_variance_groups": lamb
         ("", tool_says("Status: 1450 parcels are on their way"), SOME),
         ("dead_tool", tool_says('{"error": {"code": 401}, "request_id": "7"}'), SOME),
         ("", tool_says('{"error": null, "value": 7}'), SOME),
+        ("", tool_says('{"error": "", "value": 7}'), SOME),
+        ("", tool_says('{"errors": [], "data": {"value": 7}}'), SOME),
+        ("dead_tool", tool_says('{"errors": ["no such field"]}'), SOME),
+        ("", tool_says("Errors: 0, warnings: 2"), SOME),
+        ("", tool_says("error_rate 0.3"), SOME),
         ("dead_tool", tool_says('{"status": 429, "retry_after": 17}'), SOME),
         ("", tool_says('{"status": 200, "value": 429}'), SOME),
         ("dead_tool", next_to_nothing_solved_and(tool_says("<html><title>502 Bad Gateway</title></html>")), SOME),
