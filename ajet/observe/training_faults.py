@@ -115,6 +115,8 @@ def kl_growth(run: RunEvidence) -> list[RunFinding]:
     peak, fell = float(series.values[at]), earned is not None and earned.fallen
     if peak < (_KL_OF_A_FALL if fell else _KL) or peak < 3 * first:
         return []
+    if not fell and run.figures.lately("train/kl").mean < _KL:
+        return []  # it came back: the KL term holds it, perhaps too tightly
     if _asks_for_less_entropy(run) and entropy_collapse(run):
         return []  # which says why
     return [

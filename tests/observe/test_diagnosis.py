@@ -87,6 +87,7 @@ def rising(low: float, high: float, steps: int = 12) -> Callable[[int], float]:
         ("", {"train__staleness": lambda _: 1.0}, {"rollout__max_staleness": 1}),
         ("kl_growth", {"train__kl": rising(0.0, 2.0), "return__mean": lambda _: 0.3}, {}),
         ("", {"train__kl": rising(0.0, 5.0)}, {}),
+        ("", {"train__kl": lambda step: 0.4 if step == 1 else 0.1 * (step > 1), "return__mean": lambda _: 0.3}, {}),
         ("entropy_collapse", {"train__entropy": rising(0.8, 0.0), "return__mean": lambda _: 0.3}, {}),
         ("entropy_collapse", {"train__entropy": rising(6.0, 0.6), "return__mean": lambda _: 0.3}, {}),
         ("", {"train__entropy": rising(0.8, 0.0)}, {}),
