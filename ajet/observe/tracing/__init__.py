@@ -37,7 +37,7 @@ from ajet.observe.tracing.emitters import (
     emit_reward,
     operation,
 )
-from ajet.observe.tracing.recording import NoRecordingError, Recording, current_place, record_spans
+from ajet.observe.tracing.recording import OUTSIDE, NoRecordingError, Recording, current_place, record_spans
 from ajet.schema.install import lazily
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ __all__ = [
     "NOT_COUNTED",
     "OBJECT",
     "OPERATION",
+    "OUTSIDE",
     "REWARD",
     "NoRecordingError",
     "Operation",

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 from ajet.gateway.endpoints import answer
 from ajet.gateway.protocol import Caller
-from ajet.observe.tracing.recording import OUTSIDE, current_place
+from ajet.observe.tracing import OUTSIDE, current_place
 from ajet.schema.errors import RewardError
 from ajet.system.http_messages import Answer
 
