@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -401,8 +402,9 @@ class Asker:
     async def _ask(self, messages: list[Message], read: Callable[[str], T], draw: int, sampling: dict[str, Any]) -> T:
         key = AnswerCache.key(self.helper.model, messages, sampling, draw)
         if self.cache is not None and (kept := self.cache.get(key)) is not None:
-            self.cached += 1
-            return read(kept)
+            with suppress(WrongAnswer):  # another version took it, or somebody edited it: the model is asked again
+                answer, self.cached = read(kept), self.cached + 1
+                return answer
         asked = messages
         for last in [False] * self._retries + [True]:
             async with self._slot():

@@ -72,12 +72,14 @@ class Rubrics:
         if isinstance(record, list):
             record = {"rubrics": record}
         texts = record.get("rubrics") if isinstance(record, dict) else None
-        if (
-            not isinstance(texts, list)
-            or not texts
-            or not all(isinstance(text, str) and text.strip() for text in texts)
-        ):
+        if not isinstance(texts, list) or not texts:
             raise RubricsError(f"{path}: expected `rubrics:` with a list of texts, one rubric each")
+        for number, text in enumerate(texts, start=1):
+            if not isinstance(text, str) or not text.strip():
+                raise RubricsError(
+                    f"{path}: rubric {number} is {text!r:.80}, not a text\n    put it in quotes: a colon in it, or a "
+                    "word such as yes, means something else to YAML"
+                )
         about = record.get("about")
         return cls(
             texts=[text.strip() for text in texts],

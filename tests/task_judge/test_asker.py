@@ -135,6 +135,14 @@ def test_a_damaged_cache_is_set_aside(server: Server, tmp_path: Path, caplog: py
     assert sqlite3.connect(tmp_path / "a.sqlite").execute("SELECT count(*) FROM answer").fetchone() == (1,)
 
 
+def test_a_kept_answer_that_no_longer_fits_is_asked_for_again(server: Server, tmp_path: Path) -> None:
+    cache = AnswerCache(tmp_path / "a.sqlite")
+    cache.put(AnswerCache.key("m", ASK, {}), '{"score": "seven"}')
+    asker = Asker(HelperModel("m", server.url), cache=cache)
+    assert [asyncio.run(asker.ask(ASK, score)) for _ in range(2)] == [7, 7]
+    assert len(server.seen) == 1 and asker.cached == 1
+
+
 def test_no_more_than_so_many_at_a_time(server: Server) -> None:
     running, most = [0], [0]
     lock, three = threading.Lock(), threading.Event()

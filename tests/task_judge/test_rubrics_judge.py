@@ -135,7 +135,8 @@ def test_themes_and_similar_ones(tmp_path: Path) -> None:
     ("text", "wrong"),
     [
         ("rubrics: []", "expected `rubrics:` with a list"),
-        ("rubrics: [1]", "expected `rubrics:` with a list"),
+        ("rubrics: [fine, Style: be brief]", r"rubric 2 is \{'Style': 'be brief'\}, not a text\n    put it in quotes"),
+        ("rubrics: [yes]", "rubric 1 is True"),
         ("a: [", "not YAML"),
         ("just text", "expected `rubrics:`"),
     ],
