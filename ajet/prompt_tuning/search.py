@@ -228,7 +228,7 @@ class Search:
             trials = [trial.to_record() for trial in score.trials]
             self._journal.note(
                 "scores", round=self.round, purpose=str(purpose), candidate=score.candidate, mean=score.mean,
-                trials=trials,
+                trials=trials, spent=self.budget.spent.to_record(),
             )  # fmt: skip
         self._look_at([trial for score in scores for trial in score.trials])
         return scores

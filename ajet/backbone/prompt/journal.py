@@ -9,15 +9,17 @@ of its complete rounds.
 |---|---|
 | `started` | `format`, `algorithm`, `settings`, `version`, `tasks` (ids by purpose), `queries` (by task id) |
 | `candidate` | `id`, `version`, `templates`, `parents`, `made_by`, `feedback`, `round`; `read`: trials |
-| `scores` | `round`, `purpose`, `candidate`, `mean`, `trials` |
+| `scores` | `round`, `purpose`, `candidate`, `mean`, `trials`, `spent` |
 | `refused` | `round`, `kind`, `parents`, `texts`, `reason` |
 | `round` | `round`, `rounds`, `best`, `score`, `refused`, `spent`, `left`, `state`, `random`; `partial`: no budget |
+| `resumed` | `spent`, also by the round that was dropped |
 | `confirmed` | `start` and `best`: ids; the fields of a comparison; `within_noise` |
 | `ended` | `reason`, `round`, `rounds`, `limits`, `spent` |
 
 A trial has `task`, `reward`, `success`, `episodes` (ids) and, if there are, `failure` and `fault`. Those of `read`,
 from which a candidate was written, have `feedback` too. Histories of older versions lack `read`, `rounds`, `left` and
-the `spent` of the end: no resume depends on them. The viewer shows all of it (`ajet/observe/viewer/candidates.py`).
+the `spent` of scores and of the end: no resume depends on them. The viewer shows all of it
+(`ajet/observe/viewer/candidates.py`).
 """
 
 from __future__ import annotations
@@ -94,6 +96,7 @@ class History:
     """Empty: nothing worth keeping happened."""
     earlier: Earlier = field(default_factory=Earlier)
     spent: dict[str, Any] = field(default_factory=dict)
+    """Also by a round that isn't complete."""
     best_score: Score | None = None
     confirmed: dict[str, Any] | None = None
     ended: dict[str, Any] | None = None
@@ -118,6 +121,8 @@ class PromptJournal:
         history = read_history(self.path)
         if self.path.exists() and self.path.stat().st_size > history.size:
             os.truncate(self.path, history.size)
+            if history.spent:
+                self.commit("resumed", spent=history.spent)
         if history.best_score is not None:
             best = next(one for one in history.earlier.candidates if one.id == history.earlier.best)
             self._write_best(best, history.best_score, history.confirmed)
@@ -273,7 +278,11 @@ def _take(record: dict[str, Any], history: History, waiting: _Waiting) -> bool:
         waiting.started = record
     elif event == "candidate":
         waiting.candidates.append(Candidate.from_record(record))
+    elif event == "resumed":
+        history.spent = record["spent"]
+        return True
     elif event == "scores":
+        history.spent = record.get("spent", history.spent)
         if record["purpose"] == Purpose.VALIDATION:
             trials = tuple(Trial.from_record(one) for one in record["trials"])
             waiting.scores.append(Score(record["candidate"], Purpose.VALIDATION, trials))

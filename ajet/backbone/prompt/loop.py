@@ -291,7 +291,7 @@ class PromptRun:
         """The search, as the history left it."""
         earlier = self.history.earlier
         resumed = bool(self.history.started)
-        spent = Spent.from_record(self.history.spent) if resumed else None
+        spent = Spent.from_record(self.history.spent) if self.history.spent else None
         if self.experiment.resumed:
             last = earlier.round if resumed else BEFORE_THE_FIRST
             self.experiment.rewind(last)

@@ -189,7 +189,7 @@ class PromptHistory:
             if event in ("round", "confirmed", "ended"):
                 fresh.clear()
                 story.unfinished = False
-            elif event != "started":
+            elif event not in ("started", "resumed"):
                 story.unfinished = True
         for candidate in fresh:
             candidate.unfinished = True
@@ -232,7 +232,7 @@ def _take(line: bytes, story: _Story, fresh: list[_Candidate]) -> str:
             story.confirmed = story.ended = None  # the search went on
     elif event in _ONCE:
         setattr(story, event, msgspec.convert(record, _ONCE[event]))
-    else:
+    elif event != "resumed":
         raise ValueError(f"{event!r} is no event of a search")
     return str(event)
 

@@ -114,12 +114,14 @@ def test_what_is_left_of_a_killed_round_is_dropped(tmp_path: Path) -> None:
     folder = tuned(conf)
     file = folder / "prompts/history.jsonl"
     whole = file.read_text()
-    file.write_text(whole + json.dumps({"event": "scores", "purpose": "batch"}) + '\n{"event": "cand')
+    spent = {**history(folder, "ended")[0]["spent"], "episodes": 100}
+    file.write_text(whole + json.dumps({"event": "scores", "purpose": "batch", "spent": spent}) + '\n{"event": "cand')
     (folder / "prompts/best.yaml").write_text("damaged: [")
     kept = read_history(file)
     assert kept.size == len(whole.encode()) and kept.earlier.round == 1
     tuned(conf, "prompt_tuning.rounds=2")
     assert file.read_text().startswith(whole)
+    assert history(folder, "round")[-1]["spent"]["episodes"] > 100, "what a killed round took is spent"
     assert read_best(folder)["candidate"].startswith("c")
 
 
