@@ -190,7 +190,7 @@ def cut_replies(run: RunEvidence) -> list[RunFinding]:
         if not count or not episodes:
             continue
         share = count / episodes
-        harm = _loss_by_cut(run, name)
+        harm = _loss_by_cut(run, name, count)
         level: Level = "quiet" if share < _MANY or harm is None else "bad" if share >= _MOST else "warn"
         longer = {
             "length": changed(run, "rollout.max_response_length_in_one_turn", 2),
@@ -209,28 +209,32 @@ def cut_replies(run: RunEvidence) -> list[RunFinding]:
     return found
 
 
-def _loss_by_cut(run: RunEvidence, outcome: str) -> str | None:
-    """What being cut costs an episode, in words; None if it costs nothing, '' if that isn't known."""
+def _loss_by_cut(run: RunEvidence, outcome: str, count: float) -> str | None:
+    """What being cut costs an episode, in words; None if it costs nothing, '' if that isn't known. `count`: how many
+    were cut in the whole run."""
     if outcome == "length" and run.key("rollout.max_response_length_in_one_turn") == 1:
         return None  # a reply of one token has no room for its end
+    rows = {row["episode_id"]: row for row in (*run.early, *run.late)}.values()
     cut: list[float] = []
     whole: list[float] = []
-    for row in (*run.early, *run.late):
+    for row in rows:
         if row["reward"] is not None:
             (cut if outcome in row["outcomes"].split() else whole).append(row["reward"])
+    seen = sum(outcome in row["outcomes"].split() for row in rows)
+    where = " in the first and last steps" if seen < count else ""
     if not cut:
         return ""
     if min(cut) > 0 and min(cut) >= max(whole, default=0.0):
         return None  # cut or not, it is paid
     least = min(cut)
     if cut.count(least) >= _NEARLY_ALL * len(cut) and least <= min(whole, default=least):
-        return f" {'Each' if least == max(cut) else 'Nearly each'} of them earned {as_number(least)}."
+        return f" {'Each' if least == max(cut) else 'Nearly each'} of them earned {as_number(least)}{where}."
     if len(whole) < _FEWEST:
         return None
     lost, spread = float(np.mean(whole) - np.mean(cut)), float(np.std([*cut, *whole]))
     if lost <= _MOST * spread:
         return None
-    return f" They earned {as_number(float(np.mean(cut)))}, the others {as_number(float(np.mean(whole)))}."
+    return f" They earned {as_number(float(np.mean(cut)))}{where}, the others {as_number(float(np.mean(whole)))}."
 
 
 def dropped(run: RunEvidence) -> list[RunFinding]:

@@ -137,6 +137,23 @@ def test_tasks_whose_finer_reward_is_learned_are_not_said_to_be_never_solved() -
     assert [found.fault for found in _lopsided_tasks(run)] == ["never_solved"]
 
 
+def test_what_being_cut_costs_is_said_of_the_episodes_that_were_looked_at() -> None:
+    cut, whole = [(f"cut {n}", "length", float(n == 0)) for n in range(4)], [(f"whole {n}", "", 1.0) for n in range(8)]
+    rows = [
+        {"episode_id": name, "outcomes": outcomes, "reward": reward, "success": None, "task_id": "", "group_id": ""}
+        for name, outcomes, reward in (*cut, *whole)
+    ]
+
+    def said(steps: int) -> str:
+        series = {"episode__count": lambda _: 12.0, "outcome__length": lambda _: 4.0, "success__rate": lambda _: 0.5}
+        run = RunEvidence(figures(steps, **series), config=config())
+        run.__dict__.update(early=rows, late=rows if steps == 1 else rows[2:])
+        return next(one.text for one in diagnose(run) if one.fault == "cut_replies")
+
+    assert said(1).endswith(" They earned 0.25, the others 1.")
+    assert said(12).endswith(" They earned 0.25 in the first and last steps, the others 1.")
+
+
 def test_the_key_to_change_and_its_new_value() -> None:
     found = diagnose(RunEvidence(figures(train__kl=rising(0.0, 2.0), return__mean=lambda _: 0.3), config=config()))
     assert found[0].level == "bad" and "trainer_common.optim.lr: 3e-05 → 1e-05" in found[0].change
