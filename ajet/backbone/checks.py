@@ -187,7 +187,14 @@ def model_answers(config: Config, engine: str) -> ModelAnswers:
     """Ask those of the two that a run of this config uses. Empty if no config.json of the model is at hand."""
     ajet = config.ajet
     trains = ajet.backbone == "local" and not ajet.trainer_common.val_only
-    return _answers(ajet.model.path, engine == "torch", trains, ajet.rollout.routing_replay)
+    answers = _answers(ajet.model.path, engine == "torch", trains, ajet.rollout.routing_replay)
+    if trains and ajet.model.lora.enabled and isinstance(ajet.model.lora.target_modules, list) and not answers.problems:
+        from ajet.backbone.local.learner import unknown_targets
+
+        model = ModelSource.resolve(ajet.model.path).on_meta("bfloat16", "cpu")
+        if model is not None and (unknown := unknown_targets(model, ajet.model.lora)):
+            return answers._replace(problems=(unknown,))
+    return answers
 
 
 def say_how_trained(config: Config) -> None:

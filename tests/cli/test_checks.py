@@ -86,6 +86,13 @@ def test_longer_than_the_models_positions(project: Path, capsys: pytest.CaptureF
     assert validated(capsys)[0] == 0
 
 
+def test_layers_for_adapters_that_the_model_lacks(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lora = ("--backbone=local", "model.lora.enabled=true")
+    code, _, error = validated(capsys, *lora, "model.lora.target_modules=[q_proj,gate_prj]")
+    assert code == 2 and "ajet.model.lora.target_modules: the model has no module 'gate_prj'" in error
+    assert validated(capsys, *lora, "model.lora.target_modules=[q_proj,gate_proj]")[0] == 0
+
+
 def test_a_tracker_that_is_not_there(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

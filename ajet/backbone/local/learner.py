@@ -56,6 +56,7 @@ SAMPLES = (
 )
 """Texts that two tokenizers with different vocabularies hardly ever split alike."""
 
+TARGETS = "ajet.model.lora.target_modules"
 Batch = Sequence[tuple[CallTree, EpisodeCredit]]
 
 
@@ -284,6 +285,8 @@ def with_adapters(model: Any, lora: LoraConfig) -> Any:
         import peft
     except ImportError as error:
         raise MissingDependencyError(f"ajet.model.lora needs the package peft: {install_command('lora')}") from error
+    if unknown := unknown_targets(model, lora):
+        raise ConfigError(unknown)
     settings = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -297,7 +300,20 @@ def with_adapters(model: Any, lora: LoraConfig) -> Any:
             return peft.get_peft_model(model, settings)
     except ValueError as error:  # PEFT finds none of the names, or layers that it can't wrap
         known, why = ", ".join(linear_modules(model)), str(error).rstrip(".")
-        raise ConfigError(f"ajet.model.lora.target_modules: {why}. This model's linear layers are {known}") from error
+        raise ConfigError(f"{TARGETS}: {why}. This model's linear layers are {known}") from error
+
+
+def unknown_targets(model: Any, lora: LoraConfig) -> str:
+    """The first of `lora.target_modules` that names no module, as an error; empty if there is none. PEFT leaves such a
+    name out if another one is found. Of a mixture it also knows the names that experts had before they were stacked."""
+    if any(weight.dim() > 2 for weight in model.parameters()):
+        return ""
+    names = [f".{name}" for name, _ in model.named_modules()]
+    for target in lora.target_modules if isinstance(lora.target_modules, list) else []:
+        if not any(name.endswith(f".{target}") for name in names):
+            known = ", ".join(linear_modules(model))
+            return f"{TARGETS}: the model has no module {target!r}. Its linear layers are {known}"
+    return ""
 
 
 READ_BY_KERNELS = {"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"}

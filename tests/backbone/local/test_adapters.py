@@ -49,3 +49,10 @@ def test_a_layer_that_only_shares_its_name_is_left_out() -> None:
 def test_a_layer_that_does_not_exist_is_named() -> None:
     with pytest.raises(ConfigError, match=r"lora\.target_modules.*w_q.*q_proj, k_proj"):
         with_adapters(windowed_model("qwen2"), config(target_modules=["w_q"]).ajet.model.lora)
+
+
+def test_one_that_does_not_exist_is_named_beside_others_that_do() -> None:
+    with pytest.raises(ConfigError, match=r"lora\.target_modules: the model has no module 'gate_prj'.* gate_proj"):
+        with_adapters(windowed_model("qwen2"), config(target_modules=["q_proj", "gate_prj"]).ajet.model.lora)
+    found = with_adapters(windowed_model("qwen2"), config(target_modules=["self_attn.q_proj"]).ajet.model.lora)
+    assert any(name.endswith("q_proj.lora_A") for name, _ in found.named_modules())
