@@ -211,6 +211,8 @@ class LocalRun:
         self.changes = self.learner.trainer.changes
         if self.step == 0 and self.common.val_before_train and self.validation_tasks:
             self._note(self._validate())
+        if self._lacks_validation():
+            self.experiment.metrics.log(self.step, self._validate())
         with interrupted_when_whole(self._is_whole) as end_if_interrupted:
             for step in range(self.step + 1, self.total + 1):
                 metrics = self._demonstrate(step) if self.from_file else self._step(step)
@@ -232,6 +234,13 @@ class LocalRun:
                     self.progress.message(f"stopped after step {step} of {self.total}: {stopped}")
                     self.experiment.events.write("stopped_early", step=step, reason=stopped)
                     return
+
+    def _lacks_validation(self) -> bool:
+        """Whether the validation after the step that the run goes on from was interrupted."""
+        if not (self.step and self.validation_tasks and validates_after(self.config, self.step, self.total)):
+            return False
+        steps = {step["step"]: step for step in read_metrics(self.experiment.path / "metrics.jsonl")}
+        return self.step in steps and not any(name.startswith("val/") for name in steps[self.step])
 
     # ------------------------------------------------------------------------------------------------ one step
 

@@ -218,6 +218,7 @@ def test_a_run_interrupted_in_a_validation_keeps_the_metrics_of_its_step(
     _, experiment = train(tmp_path, **three)
     steps = read_metrics(experiment / "metrics.jsonl")
     assert [step["step"] for step in steps] == [1, 2, 3] and all("train/reward/mean" in step for step in steps)
+    assert ["val/return/mean" in step for step in steps] == [False, True, True], "the resumed run makes up for it"
 
 
 @pytest.mark.slow
