@@ -282,14 +282,14 @@ class Pages:
         )
 
     async def login(self, request: Request) -> Response:
-        wrong = "wrong" in request.query_params
+        wrong, wanted = "wrong" in request.query_params, request.query_params.get("next", "/")
         if request.method == "POST":
             form = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
+            wanted = form.get("next", "/")
             if self._access.admits(form.get("secret", "")):
-                return sign_in(self._access, form.get("next", "/"))
+                return sign_in(self._access, wanted)
             await asyncio.sleep(self._access.pause_s)
             wrong = True
-        wanted = request.query_params.get("next", "/")
         needs_password = self._access.password is not None
         status = 401 if wrong else 200
         return self._page(
