@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.backbone.own_formulas import try_estimator, try_policy_loss
 from ajet.backbone.plan import imitates_a_file
-from ajet.backbone.training_settings import credit_settings, loss_settings
+from ajet.backbone.training_settings import TEACHER, credit_settings, loss_settings
 from ajet.config.contradictions import TRAINING
 from ajet.config.effects import recipe_line
 from ajet.context_tracker.template import ChatTemplate, TemplateRefusal
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEY = "ajet.model.path"
-TEACHER = "ajet.trainer_common.algorithm.distillation.teacher"
 ELSEWHERE = ("remote", "outside")
 """Runners with a workflow of their own: what it needs may not be installed here."""
 

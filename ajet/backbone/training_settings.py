@@ -35,6 +35,9 @@ CLIP_RANGES = {"gspo": (3e-4, 4e-4), "dppo_tv": (0.15, 0.15), "dppo_kl": (0.05, 
 """Where the loss bounds something else than a token's ratio. `gspo`, from its paper: a trajectory's ratio, which is a
 mean and hardly moves. `dppo`, from published scripts: a difference of probabilities, or nats."""
 
+TEACHER = "ajet.trainer_common.algorithm.distillation.teacher"
+"""Its key, in messages."""
+
 FULL_LR = 1e-6
 LORA_LR = 1e-5
 """Adapters learn best at about ten times the rate of whole weights."""

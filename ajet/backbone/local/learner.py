@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from ajet.backbone.checks import TEACHER
 from ajet.backbone.failures import GapWatch
 from ajet.backbone.local.weights import weight_sync
 from ajet.backbone.metrics import staleness
-from ajet.backbone.training_settings import train_settings
+from ajet.backbone.training_settings import TEACHER, train_settings
 from ajet.engine.attention_rules import fix_longrope, length_dependent_rope
 from ajet.engine.model_source import ModelSource
 from ajet.engine.quantization import is_linear

@@ -237,10 +237,10 @@ class LocalRun:
 
     def _lacks_validation(self) -> bool:
         """Whether the validation after the step that the run goes on from was interrupted."""
-        if not (self.step and self.validation_tasks and validates_after(self.config, self.step, self.total)):
-            return False
-        steps = {step["step"]: step for step in read_metrics(self.experiment.path / "metrics.jsonl")}
-        return self.step in steps and not any(name.startswith("val/") for name in steps[self.step])
+        steps = read_metrics(self.experiment.path / "metrics.jsonl")
+        noted = [name for step in steps if step["step"] == self.step > 0 for name in step]
+        due = bool(noted and self.validation_tasks) and validates_after(self.config, self.step, self.total)
+        return due and not any(name.startswith("val/") for name in noted)
 
     # ------------------------------------------------------------------------------------------------ one step
 
@@ -343,8 +343,7 @@ class LocalRun:
             for episode in (*group.episodes, *group.failed):
                 self._write_episode(episode, None, self.step, validation=True)
         self.failures.look_at_groups(f"the validation after step {self.step}", groups)
-        metrics = validation_metrics(groups, self.threshold)
-        metrics["time/validate"] = time.perf_counter() - began
+        metrics = validation_metrics(groups, self.threshold) | {"time/validate": time.perf_counter() - began}
         self._look_for_an_end(metrics)
         if "val/return/mean" in metrics:
             self.score = (self.step, metrics["val/return/mean"])
