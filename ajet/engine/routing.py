@@ -27,6 +27,9 @@ ARGUMENT = "ajet_experts"
 """The argument of a model's forward that brings the routes to follow: [B, N, L, K]; -1 where none was noted. vLLM notes
 all layers, and L is their number; the embedded engine those with a router."""
 
+CHECKPOINTS = "_gradient_checkpointing_func"
+"""Where transformers' layers have the function that computes them again in the backward pass."""
+
 
 def routers_of(model: Any) -> list[Any]:
     """The model's routers, from the first layer on. Raises a `FeatureUnavailableError` if it has none of this kind."""
@@ -81,6 +84,9 @@ def following(model: Any) -> Iterator[None]:
                 here: list[Tensor | None] = [None]
                 enter = partial(_enter, here, {len(layers): depth, len(routers): number[id(router)]})
                 stack.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
+                if (again := layer.__dict__.get(CHECKPOINTS)) is not None:
+                    layer.__dict__[CHECKPOINTS] = partial(_recompute, here, again)
+                    stack.callback(layer.__dict__.__setitem__, CHECKPOINTS, again)
                 router.__dict__["forward"] = partial(_follow, here, router.forward)
                 stack.callback(router.__dict__.pop, "forward")
         yield
@@ -96,6 +102,18 @@ def _enter(here: list[Tensor | None], places: dict[int, int], _layer: Any, given
     else:
         raise EngineError(f"{KEY}: the engine noted the experts of {noted} layers, and the model has {max(places)}")
     return given, named
+
+
+def _recompute(here: list[Tensor | None], checkpoint: Any, call: Any, *given: Any) -> Any:
+    """A layer is computed now and again in the backward pass, perhaps after others' turn: newer versions of
+    transformers run no hook then, so `_enter` doesn't hear of it."""
+    routes_TK = here[0]
+
+    def own(*given: Any) -> Any:
+        here[0] = routes_TK
+        return call(*given)
+
+    return checkpoint(own, *given)
 
 
 def _follow(here: list[Tensor | None], own: Any, *given: Any, **named: Any) -> Any:

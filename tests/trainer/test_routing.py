@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from ajet.schema.chat import Completion
 from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.schema.errors import EngineError, FeatureUnavailableError
 from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit
+from ajet.trainer.executor import checkpointing, follow_sampler
+from ajet.trainer.forward import RowForward
+from ajet.trainer.pack import Layout, items_of, make_packs
 from ajet.trainer.trainer import TrainSettings, Updater
 from support.small_models import small_model
 from support.torch_helpers import ask
@@ -114,6 +118,23 @@ def test_the_gradient_is_that_of_a_model_whose_routers_choose_so(family: str, ch
         assert metrics["loss/sampler_gap_max"] < 0.1
         found.append(metrics["train/grad_norm"])
     assert found[0] == pytest.approx(found[1], rel=1e-3)
+
+
+def test_rows_that_are_computed_again_follow_their_own_routes() -> None:
+    """All rows of a pack are computed before the backward pass begins with the last."""
+    model = mixture("qwen3_moe")
+    tree = conversation(sampler_of(model))
+    items = items_of([(tree, EpisodeCredit("e", [CallCredit([(1.0, 1.0)]) for _ in tree.calls]))])
+    (pack,) = make_packs(items, Layout.FLAT)
+    follow_sampler([pack], items)
+    assert len(pack.rows) == 3
+    found = []
+    for context in (nullcontext(), checkpointing(model)):
+        model.zero_grad()
+        with context, following(model):
+            RowForward(budget=1)(model, pack).logprob_E.sum().backward()  # type: ignore[no-untyped-call]
+        found.append(torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]))
+    assert torch.allclose(*found, rtol=1e-4, atol=1e-6)
 
 
 def test_weights_of_followed_experts_come_from_the_models_own_scores() -> None:
