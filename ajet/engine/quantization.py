@@ -98,9 +98,10 @@ def merged_weights(model: Any) -> dict[str, Tensor]:
             elif is_linear(module) and _packed(module.weight) and not name.endswith(".base_layer"):
                 found[f"{name}.weight"] = whole_weight(module).cpu()
         saved = base.state_dict().keys()
-        for name, tensor in (*base.named_parameters(), *base.named_buffers()):
+        stored: dict[int, Tensor] = {}  # tied weights stay one tensor, unless only one of them has an adapter
+        for name, tensor in (*base.named_parameters(remove_duplicate=False), *base.named_buffers()):
             if name in saved and _bare(name) not in found and not _packed(tensor) and ".lora_" not in name:
-                found[_bare(name)] = tensor.detach().cpu()
+                found[_bare(name)] = stored.setdefault(id(tensor), tensor.detach().cpu())
     return found
 
 

@@ -13,6 +13,7 @@ marker, the previous one is used instead. Importing this module doesn't load tor
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -256,7 +257,14 @@ def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
         from ajet.engine.quantization import merged_weights
 
         model.save_pretrained(folder / "adapter")
-        model.get_base_model().save_pretrained(folder / "hf", state_dict=merged_weights(model))
+        base = model.get_base_model()
+        base.save_pretrained(folder / "hf", state_dict=merged_weights(model))
+        ends = base.get_input_embeddings(), base.get_output_embeddings()
+        adapted = any(hasattr(layer, "get_delta_weight") for layer in ends)
+        if adapted and len(base.all_tied_weights_keys) == 1:  # merged, the two differ. Zamba 2's key ties blocks, too
+            config = copy.deepcopy(base.config)
+            config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
+            config.save_pretrained(folder / "hf")
     else:
         model.save_pretrained(folder / "hf")
     if tokenizer is not None:

@@ -369,6 +369,27 @@ def test_merged_experts_and_what_is_no_parameter_are_saved(tmp_path: Path, modul
         assert torch.allclose(saved(ids).logits, trained(ids).logits, atol=1e-4)
 
 
+@pytest.mark.parametrize(("module", "tied"), [("embed_tokens", False), ("lm_head", False), ("q_proj", True)])
+def test_an_adapter_at_one_of_two_tied_layers_parts_them_when_merged(tmp_path: Path, module: str, tied: bool) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    base = small_model(tie_word_embeddings=True)
+    trained = with_adapters(base, LoraConfig(rank=2, target_modules=[module]))
+    with torch.no_grad():
+        for name, value in trained.named_parameters():
+            if "lora_" in name:
+                value.normal_(0.0, 0.1)
+    write_model(trained, None, tmp_path)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        saved = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")(ids).logits
+        assert torch.allclose(saved, trained(ids).logits, atol=1e-5)
+    assert AutoConfig.from_pretrained(tmp_path / "hf").tie_word_embeddings is tied, "vLLM reads nothing else"
+    assert base.config.tie_word_embeddings
+    assert ("lm_head.weight" in load_file(tmp_path / "hf" / "model.safetensors")) is not tied
+
+
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
     trainer = Updater(small_model(), SETTINGS)
     found = CheckpointFolder(tmp_path).save(1, {}, lambda path: write_trainer(trainer, None, path))
