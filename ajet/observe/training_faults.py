@@ -338,7 +338,7 @@ def no_variance(run: RunEvidence) -> list[RunFinding]:
     change = (
         "a judge that tells good from bad"
         if each
-        else f"a finer reward, task_reader.curriculum.enabled: true, or {changed(run, 'rollout.num_repeat', 2)}"
+        else f"a finer reward{_curriculum(run)}, or {changed(run, 'rollout.num_repeat', 2)}"
     )
     return [
         RunFinding("bad", "no_variance", f"{said}{each}. None is better than another.", evidence, ids, change, link)
@@ -364,10 +364,16 @@ def _lopsided_tasks(run: RunEvidence) -> list[RunFinding]:
         if share >= _MOST and not (learned or _moved(run)) and not _mixed(run, which):
             text = f"{len(which)} of {len(tried)} tasks are {fault.replace('_', ' ')} in {_FEWEST} attempts or more."
             ids = tuple(row["episode_id"] for row in run.late if row["task_id"] in which)[:3]
-            change = f"{change}, or task_reader.curriculum.enabled: true, which prefers tasks in between"
+            change += _curriculum(run)
             link = "tasks?solved_max=0" if fault == "never_solved" else "tasks?solved_min=100"
             found.append(RunFinding("warn", fault, text, {"tasks": which[:5], "share": share}, ids, change, link))
     return found
+
+
+def _curriculum(run: RunEvidence) -> str:
+    """Advice to prefer tasks in between, for a run that doesn't."""
+    key = "task_reader.curriculum.enabled"
+    return "" if run.key(key) else f", or {key}: true, which prefers tasks in between"
 
 
 def _moved(run: RunEvidence) -> bool:

@@ -134,7 +134,10 @@ def test_tasks_whose_finer_reward_is_learned_are_not_said_to_be_never_solved() -
     run.__dict__.update(early=rows(lambda repeat: repeat / 16), late=learned)
     assert not _lopsided_tasks(run)
     run.__dict__.update(early=rows(lambda _: 0.0), late=learned)
-    assert [found.fault for found in _lopsided_tasks(run)] == ["never_solved"]
+    (found,) = _lopsided_tasks(run)
+    assert found.fault == "never_solved" and "task_reader.curriculum.enabled: true" in found.change
+    run.config = config(task_reader__curriculum__enabled=True)
+    assert [found.change for found in _lopsided_tasks(run)] == ["easier tasks"]
 
 
 def test_what_being_cut_costs_is_said_of_the_episodes_that_were_looked_at() -> None:
