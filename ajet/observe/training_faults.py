@@ -199,7 +199,7 @@ def gaming(run: RunEvidence) -> list[RunFinding]:
     elif earned and earned.risen and success and success.fallen:
         level, text, paid = "bad", "The reward rises while successes become fewer", missed
     elif earned and earned.risen and success and not won and earned.last - earned.first > _spread(late):
-        level, text, paid = "warn", "The reward rises, and no episode has succeeded", missed
+        level, text, paid = "warn", "The reward rises, and no episode has succeeded yet", missed
     elif _best_paid(late, rewarded) and not won:
         level, paid = "bad", missed
         text = f"Nearly each of the last {len(late)} episodes earned as much as the best, and none has succeeded"
@@ -207,9 +207,10 @@ def gaming(run: RunEvidence) -> list[RunFinding]:
         return []
     rise = f" (reward {as_number(earned.first)} to {as_number(earned.last)})" if earned else ""
     best = sorted(paid, key=lambda row: row["reward"], reverse=True)
+    paid_for = "is paid for something else" if level == "bad" else "is on its way, or paid for something else"
     return [
         RunFinding(
-            level, "gaming", f"{text}: the model is paid for something else{rise}.",
+            level, "gaming", f"{text}: the model {paid_for}{rise}.",
             {"paid_without_success": len(paid), "episodes": len(late)},
             tuple(row["episode_id"] for row in best[:3]),
             "read the best-paid failures, then make the reward check the result instead of its form",
