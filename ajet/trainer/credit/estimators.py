@@ -73,7 +73,7 @@ class Credit:
 
     groups: list[list[EpisodeCredit]]
     zero_variance_groups: int = 0
-    """Groups whose episodes all had the same reward."""
+    """Groups that teach nothing because what they are compared with all had the same reward."""
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -231,7 +231,7 @@ def compute_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditS
         whole_batch = _compare([episode for group in groups for episode in group], settings)
         spread = iter(whole_batch.advantages)
         advantages = [[next(spread) for _ in group] for group in groups]
-        compared = [whole_batch]
+        compared, flat = [whole_batch], [not whole_batch.varied] * len(groups)
     elif settings.estimator.batch_deviation:
         advantages = _over_batch_deviation(groups, advantages)
 

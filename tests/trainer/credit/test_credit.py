@@ -84,6 +84,15 @@ def test_reinforce_plus_plus_worked() -> None:
     assert [a for (a,) in advantages(groups, estimator=estimators.REINFORCE_PLUS_PLUS)] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("rewards", "teach_nothing"), [((1.0, 0.0), 0), ((1.0, 1.0), 2)])
+def test_compared_over_the_batch_groups_of_one_teach_unless_the_batch_is_alike(
+    rewards: tuple[float, float], teach_nothing: int
+) -> None:
+    groups = [[single(reward)] for reward in rewards]
+    found = compute_credit(groups, CreditSettings(estimators.REINFORCE_PLUS_PLUS))
+    assert found.metrics["credit/zero_variance_groups"] == found.zero_variance_groups == teach_nothing
+
+
 def test_an_episode_of_many_calls_weighs_no_more_than_one_of_one() -> None:
     one = advantages([[single(1.0), single(0.0), single(0.0)]])
     many = advantages([[chain(1.0, [3] * 9), single(0.0), chain(0.0, [1, 1])]])
