@@ -146,6 +146,14 @@ def validates_after(config: Config, step: int, steps: int) -> bool:
     return every > 0 and (step % every == 0 or step == steps)
 
 
+def lacks_validation(config: Config, recorded: Sequence[Mapping[str, Any]], step: int, steps: int) -> bool:
+    """Whether the validation after this step was interrupted: its metrics are `recorded`, and have none."""
+    by_step = {metrics["step"]: metrics for metrics in recorded}
+    if step not in by_step or not validates_after(config, step, steps):
+        return False
+    return not any(name.startswith("val/") for name in by_step[step])
+
+
 def validations_after_steps(config: Config, steps: int) -> int:
     """How many of a run's steps are followed by a validation. A run may have any number of steps."""
     every = config.ajet.trainer_common.test_freq

@@ -21,7 +21,14 @@ from ajet.backbone.local.learner import Learner
 from ajet.backbone.local.placement import check_gpu, place, visible_gpus
 from ajet.backbone.local.rollouts import Replay, Rollouts
 from ajet.backbone.metrics import episode_metrics, ledger_metrics, staleness, step_names, token_rate
-from ajet.backbone.plan import BEFORE_THE_FIRST, imitates_a_file, training_steps, validates_after, validation_repeats
+from ajet.backbone.plan import (
+    BEFORE_THE_FIRST,
+    imitates_a_file,
+    lacks_validation,
+    training_steps,
+    validates_after,
+    validation_repeats,
+)
 from ajet.backbone.report import EXIT_NOTHING_TRAINED, EarlyStop, Hints, validation_metrics, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, taught_alone
 from ajet.engine.base import Engine, EnginePlacement
@@ -207,11 +214,12 @@ class LocalRun:
         return self.changes == self.learner.trainer.changes
 
     def _train(self) -> None:
-        self.progress.state.spent = RunningTotal.of(read_metrics(self.experiment.path / "metrics.jsonl"))
+        recorded = read_metrics(self.experiment.path / "metrics.jsonl")
+        self.progress.state.spent = RunningTotal.of(recorded)
         self.changes = self.learner.trainer.changes
         if self.step == 0 and self.common.val_before_train and self.validation_tasks:
             self._note(self._validate())
-        if self._lacks_validation():
+        if self.validation_tasks and lacks_validation(self.config, recorded, self.step, self.total):
             self.experiment.metrics.log(self.step, self._validate())
         with interrupted_when_whole(self._is_whole) as end_if_interrupted:
             for step in range(self.step + 1, self.total + 1):
@@ -234,13 +242,6 @@ class LocalRun:
                     self.progress.message(f"stopped after step {step} of {self.total}: {stopped}")
                     self.experiment.events.write("stopped_early", step=step, reason=stopped)
                     return
-
-    def _lacks_validation(self) -> bool:
-        """Whether the validation after the step that the run goes on from was interrupted."""
-        steps = read_metrics(self.experiment.path / "metrics.jsonl")
-        noted = [name for step in steps if step["step"] == self.step > 0 for name in step]
-        due = bool(noted and self.validation_tasks) and validates_after(self.config, self.step, self.total)
-        return due and not any(name.startswith("val/") for name in noted)
 
     # ------------------------------------------------------------------------------------------------ one step
 
@@ -324,8 +325,7 @@ class LocalRun:
         self.progress.phase("train")
         credit = imitation_credit([[summarise(episode) for episode in episodes]], self.credit_settings)
         metrics = self.learner.update(episodes, credit, step)
-        metrics["train/loss"] = metrics.get("loss/policy", 0.0)
-        metrics["train/epoch"] = self.stream.epoch
+        metrics |= {"train/loss": metrics.get("loss/policy", 0.0), "train/epoch": self.stream.epoch}
         self.reader_state = self.stream.state_dict()
         metrics["time/step"] = time.perf_counter() - began
         return metrics
@@ -339,11 +339,11 @@ class LocalRun:
         groups = self.runtime.run(
             self.runtime.pool.run_groups(self.validation_tasks, step=self.step, num_repeat=repeats, validation=True)
         )
-        for group in groups:
-            for episode in (*group.episodes, *group.failed):
-                self._write_episode(episode, None, self.step, validation=True)
+        for episode in (each for group in groups for each in (*group.episodes, *group.failed)):
+            self._write_episode(episode, None, self.step, validation=True)
         self.failures.look_at_groups(f"the validation after step {self.step}", groups)
-        metrics = validation_metrics(groups, self.threshold) | {"time/validate": time.perf_counter() - began}
+        metrics = validation_metrics(groups, self.threshold)
+        metrics["time/validate"] = time.perf_counter() - began
         self._look_for_an_end(metrics)
         if "val/return/mean" in metrics:
             self.score = (self.step, metrics["val/return/mean"])
