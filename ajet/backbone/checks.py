@@ -47,21 +47,22 @@ def check_start(config: Config) -> None:
     find_environment(config, config.base_dirs)
     find_sandbox(config, config.base_dirs)
     check_formulas(config)
-    if unfound := list(_unfound_models(config)):
-        raise ConfigError("\n".join(unfound))
+    _find_model(KEY, config.ajet.model.path)
 
 
-def _unfound_models(config: Config) -> Iterator[str]:
-    """Names that can't be a model's, with their keys. A hub id may still turn out to be none."""
-    names = {KEY: config.ajet.model.path}
+def check_teacher(config: Config) -> None:
+    """Find the teacher of a run that trains, if it is loaded here. Raises a `ConfigError`."""
     teacher = config.ajet.trainer_common.algorithm.distillation.teacher
-    if config.ajet.backbone == "local" and teacher is not None and not teacher.startswith(("http://", "https://")):
-        names[TEACHER] = teacher
-    for key, name in names.items():
-        try:
-            ModelSource.resolve(name)
-        except ConfigError as error:
-            yield f"{key}: {error}"
+    if teacher is not None and not teacher.startswith(("http://", "https://")):
+        _find_model(TEACHER, teacher)
+
+
+def _find_model(key: str, name: str) -> None:
+    """Refuse what can't be a model's name. A hub id may still turn out to be none."""
+    try:
+        ModelSource.resolve(name)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
 
 
 def recipe(config: Config) -> str | None:
@@ -149,8 +150,12 @@ def repeated(config: Config, training: Sequence[Task], validation: Sequence[Task
 def model_problems(config: Config, engine: str) -> Iterator[str]:
     """What would end a run of this model, as far as its files tell."""
     path = config.ajet.model.path
-    if unfound := list(_unfound_models(config)):
-        yield from unfound
+    try:
+        _find_model(KEY, path)
+        if config.ajet.backbone == "local":
+            check_teacher(config)
+    except ConfigError as error:
+        yield str(error)
         return
     source = ModelSource.resolve(path)
     yield from (answers := model_answers(config, engine).problems)

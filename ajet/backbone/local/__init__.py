@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> int:
     """0: trained; 1: there was nothing to train on."""
-    from ajet.backbone.checks import read_tasks, say_how_trained
+    from ajet.backbone.checks import check_teacher, read_tasks, say_how_trained
 
+    check_teacher(config)
     tasks = read_tasks(config)  # what is wrong with them is said before PyTorch is imported, which takes seconds
     from ajet.backbone.memory import announce_plan
 

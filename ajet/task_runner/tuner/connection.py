@@ -50,8 +50,9 @@ class LoopBridge:
 
     def submit(self, call: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the service loop."""
-        place, mine = current_place(), self.caller.session.episode_id
-        if place is not None and place.recording is not None and place.recording.attempt_id not in (mine, OUTSIDE):
+        place = current_place()
+        asker = None if place is None or place.recording is None else place.recording.attempt_id
+        if asker not in (None, OUTSIDE) and asker != self.caller.session.episode_id:
             _warn_shared()
         return asyncio.run_coroutine_threadsafe(call, self._loop)
 

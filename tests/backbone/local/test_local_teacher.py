@@ -12,10 +12,9 @@ from typing import Any, cast
 
 import pytest
 
-from ajet.backbone.checks import check_start, model_problems
+from ajet.backbone.checks import check_teacher, model_problems
 from ajet.backbone.local.learner import ServerTeacher, teacher_of
 from ajet.config import make_config
-from ajet.config.rollout import AgentConfig
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import ConfigError
 from ajet.task_runner.runtime import Runtime
@@ -103,9 +102,8 @@ def test_a_teacher_that_is_not_there_is_named_with_its_key(tmp_path: Path, token
         with pytest.raises(ConfigError, match=rf"^ajet\.trainer_common\..*distillation\.teacher: .*{says}") as late:
             teacher_of(config, cast("Runtime", Loop()), tokenizer, 512, "meta")
         config.ajet.backbone = "local"
-        config.ajet.rollout.agent = AgentConfig(type="react")
         with pytest.raises(ConfigError) as early:
-            check_start(config)
+            check_teacher(config)
         assert str(early.value) == str(late.value)
         assert list(model_problems(config, "torch")) == [str(early.value)]
 
