@@ -61,7 +61,8 @@ def shortened(printed: list[str], shown: list[str]) -> list[str]:
 
 def _run(script: str, folder: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
-    environment.pop("COLUMNS", None)
+    for name in ("COLUMNS", "PYTEST_ADDOPTS"):  # how the tests are run is no part of what a page shows
+        environment.pop(name, None)
     file = folder.with_name(f"{folder.name}.out")
     with file.open("w") as printed:
         shell = subprocess.Popen(
