@@ -57,10 +57,10 @@ def check_teacher(config: Config) -> None:
         _find_model(TEACHER, teacher)
 
 
-def _find_model(key: str, name: str) -> None:
-    """Refuse what can't be a model's name. A hub id may still turn out to be none."""
+def _find_model(key: str, name: str) -> ModelSource:
+    """Refuses what can't be a model's name. A hub id may still turn out to be none."""
     try:
-        ModelSource.resolve(name)
+        return ModelSource.resolve(name)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
 
@@ -151,13 +151,12 @@ def model_problems(config: Config, engine: str) -> Iterator[str]:
     """What would end a run of this model, as far as its files tell."""
     path = config.ajet.model.path
     try:
-        _find_model(KEY, path)
+        source = _find_model(KEY, path)
         if config.ajet.backbone == "local":
             check_teacher(config)
     except ConfigError as error:
         yield str(error)
         return
-    source = ModelSource.resolve(path)
     yield from (answers := model_answers(config, engine).problems)
     folder = source.folder()
     if folder is None:

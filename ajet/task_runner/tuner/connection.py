@@ -12,10 +12,11 @@ import json
 import logging
 import queue
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, Protocol, TypeVar, cast
 from urllib.error import HTTPError
@@ -102,12 +103,16 @@ class LoopBridge:
         return stop
 
 
-@cache
+_shared_is_named = threading.Lock()
+"""Taken by the one thread that names it, and kept."""
+
+
 def _warn_shared() -> None:
-    log.warning(
-        "an episode uses a client or tuner of another episode, which gets its calls and trains them with its own "
-        "reward: make clients in `execute`, and keep none in a global variable (said once)"
-    )
+    if _shared_is_named.acquire(blocking=False):
+        log.warning(
+            "an episode uses a client or tuner of another episode, which gets its calls and trains them with its own "
+            "reward: make clients in `execute`, and keep none in a global variable (said once)"
+        )
 
 
 class AnsweredBridge:

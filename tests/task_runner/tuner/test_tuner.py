@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +20,8 @@ from ajet.observe.tracing import emit_reward, find_final_reward
 from ajet.observe.tracing.attributes import reward_of
 from ajet.observe.tracing.recording import Recording, record_spans
 from ajet.schema.errors import ConfigError, EngineOverloadedError, RewardError
-from ajet.task_runner.tuner import AjetTuner, HelperModel
+from ajet.task_runner.tuner import AjetTuner, HelperModel, connection
 from ajet.task_runner.tuner.clients import TunedOpenAI
-from ajet.task_runner.tuner.connection import _warn_shared
 from support.session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied, until
 
 
@@ -39,8 +39,10 @@ def in_workflow(
     return asyncio.run(run())
 
 
-def test_a_client_that_another_episode_made_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    _warn_shared.cache_clear()
+def test_a_client_that_another_episode_made_is_named_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_shared_is_named", threading.Lock())
 
     def warnings() -> int:
         return caplog.text.count("an episode uses a client or tuner of another episode")
@@ -57,6 +59,20 @@ def test_a_client_that_another_episode_made_is_named_once(caplog: pytest.LogCapt
         assert warnings() == 1
 
     in_workflow(LineEngine(CALL), workflow)
+
+
+def test_it_is_named_once_also_if_others_ask_while_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def warning(text: str) -> None:
+        said.append(text)
+        if len(said) < 3:
+            connection._warn_shared()
+
+    monkeypatch.setattr(connection, "_shared_is_named", threading.Lock())
+    monkeypatch.setattr(connection.log, "warning", warning)
+    connection._warn_shared()
+    assert len(said) == 1
 
 
 def test_openai_client_whole_and_streamed() -> None:
