@@ -108,7 +108,7 @@ def _sources(config: Config) -> list[Path]:
     home = getattr(sys.modules.get(workflow.__module__), "__file__", None)
     if home is None:  # made in a notebook
         return []
-    files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    files = {Path(file) for module in sys.modules.copy().values() if (file := getattr(module, "__file__", None))}
     return [Path(home), *sorted(file for file in files if file.parent == Path(home).parent and file != Path(home))]
 
 

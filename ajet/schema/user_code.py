@@ -219,7 +219,7 @@ def _unique_name(file: Path) -> str:
 
 def forget_files() -> None:
     """A program may run for days: its next run imports the files that it names as they are by then."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # in one piece: other threads import meanwhile
         if name.startswith(PACKAGE) and "." in name and module.__name__ == name:  # else `stands_for`
             sys.modules.pop(name, None)
 
