@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import os
 import re
@@ -19,6 +18,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
@@ -66,8 +67,6 @@ def _above(name: str | Path, base_dirs: Sequence[str | Path]) -> list[Path]:
     return [] if given.is_absolute() else [folder / given for folder in folders_above(base_dirs)]
 
 
-LONGEST_NAME = 255
-"""Bytes of a file's name."""
 ARROW = "->"
 PROGRAM = "ajet_program"
 """The module that holds what a running program passed as an object: see `publish`."""
@@ -101,8 +100,6 @@ def split_import_path(text: str) -> ImportPath:
 def find_file(path: str, base_dirs: Sequence[str | Path] = ()) -> Path:
     """The file of code that `path` refers to. An `ImportPathError` names the files that are there instead."""
     given = Path(os.path.expanduser(path))
-    if any(len(os.fsencode(part)) > LONGEST_NAME for part in given.parts):
-        raise ImportPathError(f"{path[:60]!r}… can't be a file: its name is too long")
     if (found := find_named(path, base_dirs, Path.is_file)) is not None:
         return found
     candidates = likely_places(path, base_dirs)
@@ -110,7 +107,7 @@ def find_file(path: str, base_dirs: Sequence[str | Path] = ()) -> Path:
     near = [
         neighbour.name
         for candidate in candidates
-        if candidate.parent.is_dir()
+        if holds(Path.is_dir, candidate.parent)
         for neighbour in sorted(candidate.parent.iterdir())
         if neighbour.suffix == given.suffix and neighbour.is_file()
     ]
@@ -222,6 +219,8 @@ def forget_files() -> None:
     for name, module in sys.modules.copy().items():  # in one piece: other threads import meanwhile
         if name.startswith(PACKAGE) and "." in name and module.__name__ == name:  # else `stands_for`
             sys.modules.pop(name, None)
+            package, _, last = name.rpartition(".")
+            vars(sys.modules.get(package, module)).pop(last, None)  # `from . import helper` looks there first
 
 
 def stands_for(file: Path, module: ModuleType) -> None:
@@ -229,84 +228,45 @@ def stands_for(file: Path, module: ModuleType) -> None:
     sys.modules[_unique_name(file)] = module
 
 
-def _load_file(file: Path) -> ModuleType:
-    """Import a file under a unique name."""
-    name = _unique_name(file)
-    package = name.partition(".")[0]
-    with _files.import_of(name) as known:
-        if known is not None:
-            return known
-        if package not in sys.modules:
-            folder = ModuleType(package)
-            folder.__path__ = [str(file.parent)]
-            sys.modules[package] = folder
-        spec = importlib.util.spec_from_file_location(name, file)
-        if spec is None or spec.loader is None:
-            raise ImportPathError(f"{file} can't be imported: it isn't a Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            with _first_on_path(file.parent), _errors_named(str(file), file):
-                spec.loader.exec_module(module)
-        except BaseException:  # also Ctrl-C: the next import begins anew
-            del sys.modules[name]
-            raise
-        return module
+class _UserFile(SourceFileLoader):
+    """Runs a user's file with its folder first on `sys.path`."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        file = Path(self.path)
+        with _first_on_path(file.parent), _errors_named(self.path, file):
+            super().exec_module(module)
 
 
-class _Files:
-    """Tracks which thread is importing which file. Other threads that need the same file wait until it is imported."""
+class _UserFiles:
+    """Finds each user's file under its unique name, so that Python imports it like any module: once, while other
+    threads wait."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._importing: dict[str, int] = {}
-        self._waiting: dict[int, str] = {}
+        self.known: dict[str, Path] = {}
 
-    @contextmanager
-    def import_of(self, name: str) -> Iterator[ModuleType | None]:
-        """The module if it is imported already. If None, this thread has to import it within the block."""
-        mine = self._begin(name)
-        try:
-            yield None if mine else sys.modules[name]
-        finally:
-            if mine:
-                with self._changed:
-                    self._importing.pop(name, None)
-                    self._changed.notify_all()
-
-    def _begin(self, name: str) -> bool:
-        me = threading.get_ident()
-        with self._changed:
-            while name in self._importing and not self._leads_to(me, name):
-                self._waiting[me] = name
-                self._changed.wait()
-                del self._waiting[me]
-            if name in sys.modules:
-                return False
-            self._importing[name] = me
-            return True
-
-    def _leads_to(self, thread: int, name: str) -> bool:
-        """Whether the import of a file is waiting for this thread, as happens with files that import each other. Then
-        this thread gets the partly imported module."""
-        wanted: str | None = name
-        while wanted is not None and (owner := self._importing.get(wanted)) is not None:
-            if owner == thread:
-                return True
-            wanted = self._waiting.get(owner)
-        return False
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if (file := self.known.get(name)) is None:
+            return None
+        return spec_from_file_location(name, file, loader=_UserFile(name, str(file)))
 
 
-_files = _Files()
+_files = _UserFiles()
+sys.meta_path.insert(0, _files)
 
 
-def _forget() -> None:
-    """Reset in a forked process: the parent's threads don't exist there."""
-    global _files
-    _files = _Files()
-
-
-os.register_at_fork(after_in_child=_forget)
+def _load_file(file: Path) -> ModuleType:
+    """Import a file under a unique name."""
+    if file.suffix != ".py":
+        raise ImportPathError(f"{file} can't be imported: it isn't a Python file")
+    name = _unique_name(file)
+    package = name.partition(".")[0]
+    if package not in sys.modules:
+        folder = ModuleType(package)
+        folder.__path__ = [str(file.parent)]
+        sys.modules[package] = folder
+    _files.known[name] = file
+    __import__(name)  # of files that import each other in two threads, `import_module` would raise a deadlock
+    return sys.modules[name]
 
 
 def _load_module(name: str, base_dirs: Sequence[str | Path]) -> ModuleType:
