@@ -5,7 +5,6 @@ A failed episode is data, not a crash.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -182,38 +181,6 @@ class CallTree:
     @property
     def trained_tokens(self) -> int:
         return sum(int(call.mask.sum()) for call in self.calls)
-
-    def canonical(self) -> bytes:
-        """A digest of what was sampled in which context: equal for two trees that are the same up to names and order.
-
-        It sees tokens, logprobs, masks, versions, agents, targets, finish reasons and rewards; not times, not names.
-        """
-        children = self.children()
-        digests: list[bytes] = [b""] * len(self.runs)
-        asked: dict[int, list[bytes]] = {}
-        for call in self.calls:
-            if call.run == ROOT:
-                asked.setdefault(call.prompt_run, []).append(_call_digest(call))
-        for index in range(len(self.runs) - 1, -1, -1):
-            run = self.runs[index]
-            digest = hashlib.blake2b(run.ids.tobytes(), digest_size=16)
-            digest.update(b"context" if run.call == ROOT else _call_digest(self.calls[run.call]))
-            for part in sorted(asked.get(index, [])) + sorted(digests[child] for child in children[index]):
-                digest.update(part)
-            digests[index] = digest.digest()
-        return b"".join(sorted(digests[index] for index, run in enumerate(self.runs) if run.parent == ROOT))
-
-    def isomorphic(self, other: CallTree) -> bool:
-        """Whether two trees are the same up to the names and the order of their calls."""
-        return len(self.runs) == len(other.runs) and self.canonical() == other.canonical()
-
-
-def _call_digest(call: Call) -> bytes:
-    digest = hashlib.blake2b(call.logprobs.tobytes(), digest_size=16)
-    digest.update(call.mask.tobytes())
-    facts = (call.agent, call.target, call.prompt_tokens, call.versions, call.finish_reason, call.trainable, call.drop)
-    digest.update(repr((*facts, call.reward, call.replaces_outcome)).encode())
-    return digest.digest()
 
 
 @dataclass(slots=True)
@@ -392,12 +359,6 @@ class Episode:
     """Spans that its code, and the programs it used, reported, in order of arrival."""
     spans_left_out: int = 0
     """Further spans, beyond those that are kept."""
-
-    @property
-    def weights_version(self) -> int | None:
-        """The newest version of the weights that sampled a token of it; None if none was sampled."""
-        versions = [version for call in self.tree.calls for _, version in call.versions]
-        return max(versions, default=None)
 
     @property
     def usable(self) -> bool:

@@ -69,8 +69,7 @@ class PromptTemplate:
         """Counts the places where the template does more than insert a value: `{name!r}` and `{name:>9}`; in Jinja,
         everything but text and plain names. Raises `PromptTemplateError`."""
         if self.engine != "jinja":
-            shaped = (field for field in _fields(self.template) if field.conversion or field.spec)
-            return Counter(f"{{{one.name}{_marked('!', one.conversion)}{_marked(':', one.spec)}}}" for one in shaped)
+            return Counter(f"{{{field.name}{field.shape}}}" for field in _fields(self.template) if field.shape)
         from jinja2 import nodes
 
         _ = self.placeholders  # what can't be read is said there
@@ -170,8 +169,8 @@ class _Field(NamedTuple):
     """A placeholder of an f-string."""
 
     name: str
-    conversion: str = ""
-    spec: str = ""
+    shape: str
+    """What follows the name: `!r`, `:>9`."""
 
 
 def _fields(template: str) -> Iterator[_Field]:
@@ -185,15 +184,11 @@ def _fields(template: str) -> Iterator[_Field]:
                 )
             if conversion not in (None, "r", "s", "a"):
                 raise PromptTemplateError(f"prompt template: {{{name}!{conversion}}}: there are !r, !s and !a")
-            yield _Field(name, conversion or "", spec or "")
+            yield _Field(name, (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else ""))
             if spec:
                 yield from _fields(spec)
     except ValueError as error:
         raise PromptTemplateError(f"prompt template: {error}; write {{{{ and }}}} for braces in the text") from None
-
-
-def _marked(mark: str, text: str) -> str:
-    return mark + text if text else ""
 
 
 def _form(node: Any) -> str:

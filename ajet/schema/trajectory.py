@@ -228,7 +228,7 @@ class Trajectory:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        plain: dict[str, Any] = msgspec.to_builtins(self, str_keys=True, enc_hook=as_plain)
+        plain: dict[str, Any] = _plain(self)
         return plain
 
     @classmethod
@@ -392,5 +392,5 @@ def _without_growing(trajectory: Trajectory) -> dict[str, Any]:
     return {key: value for key, value in trajectory.to_dict().items() if key not in _GROWING}
 
 
-def _plain(item: ModelCall | TrajectoryStep) -> Any:
+def _plain(item: Trajectory | ModelCall | TrajectoryStep) -> Any:
     return msgspec.to_builtins(item, str_keys=True, enc_hook=as_plain)

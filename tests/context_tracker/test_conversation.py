@@ -13,6 +13,7 @@ import pytest
 from ajet.context_tracker.messages import plain_message, plain_messages
 from ajet.schema.chat import FixedTools, JsonMessages
 from ajet.schema.errors import InvalidRequestError, SessionClosedError, UnsupportedContentError
+from support.call_trees import isomorphic
 from support.tracker_helpers import SEARCH, WIDE, Drive, assert_faithful, called, result, said, system, user
 
 
@@ -388,7 +389,7 @@ def test_requests_as_json_and_as_objects_give_the_same_tree() -> None:
             messages.append(drive.commit(call, said(f"{turn}"), logprobs=[-1.0] * 2))
             messages.append(user("More."))
         trees.append(drive.tracker.finish(1.0).tree)
-    assert trees[0].isomorphic(trees[1])
+    assert isomorphic(trees[0], trees[1])
 
 
 def as_json(messages: list[dict[str, Any]], decoded: list[int], **form: Any) -> JsonMessages:

@@ -23,6 +23,7 @@ from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
 from ajet.prompt_tuning import ProposerError, SearchFailedError, UnusedTemplateError
 from ajet.schema.errors import ConfigError
+from support.call_trees import weights_version
 from support.searchers import HERE, project
 
 
@@ -67,7 +68,7 @@ def test_finds_better_templates_and_keeps_what_led_to_them(tmp_path: Path, algor
             (name,) = trial["episodes"]
             assert recorded[name].task_id == trial["task"] and recorded[name].reward == trial["reward"]
             assert recorded[name].prompt_version == versions[scores["candidate"]]
-            assert recorded[name].prompts_used == ["solver"] and recorded[name].weights_version is not None
+            assert recorded[name].prompts_used == ["solver"] and weights_version(recorded[name]) is not None
     spent = history(folder, "round")[-1]["spent"]
     confirmed = [one for one in history(folder, "scores") if one["purpose"] == "confirmation"]
     assert spent["episodes"] + sum(len(one["trials"]) for one in confirmed) == len(recorded)

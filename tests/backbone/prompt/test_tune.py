@@ -19,6 +19,7 @@ from ajet.observe.episode_store import EpisodeStore
 from ajet.prompt_tuning import Request
 from ajet.schema.episode import Episode
 from ajet.schema.resources import read_prompts
+from support.call_trees import weights_version
 from support.searchers import HERE, project
 
 TRAINING = {
@@ -53,7 +54,7 @@ def test_one_command_searches_then_trains_with_the_best(
     assert "Solve 😀 for ${question}" in best["templates"]["solver"]["text"]
     trained = episodes(runs / "x-1")
     assert trained and {episode.prompt_version for episode in trained} == {best["version"]}
-    assert {episode.weights_version for episode in trained} == {0}
+    assert {weights_version(episode) for episode in trained} == {0}
     assert "search: saved_experiments/x-1-prompt" in said and "training: saved_experiments/x-1" in said
     assert "without effect" not in caplog.text, "each stage has its keys"
     capsys.readouterr()
@@ -84,9 +85,9 @@ def test_the_second_round_begins_with_the_weights_and_templates_of_the_first(
         tried = {json.loads(line)["version"] for line in history if '"event": "candidate"' in line}
         searched, trained = episodes(searches[number]), episodes(trainings[number])
         assert {episode.prompt_version for episode in searched} <= tried
-        assert {episode.weights_version for episode in searched} == {0}
+        assert {weights_version(episode) for episode in searched} == {0}
         assert {episode.prompt_version for episode in trained} == {versions[number + 1]}
-        assert {episode.weights_version for episode in trained} == {0, 1}
+        assert {weights_version(episode) for episode in trained} == {0, 1}
     hf = (trainings[0] / "hf").resolve()
     for folder in (searches[1], trainings[1]):
         resolved = yaml.safe_load((folder / "config.resolved.yaml").read_text())
