@@ -19,7 +19,7 @@ import torch
 
 from ajet.engine.base import Engine
 from ajet.engine.model_source import LOADING, ModelSource
-from ajet.engine.torch.commands import Outbox, Pause, ThreadCommand, Ticket, TorchEngineSettings
+from ajet.engine.torch.commands import Outbox, Ticket, TorchEngineSettings
 from ajet.engine.torch.engine import JOIN_SECONDS, TorchEngine
 from ajet.engine.torch.worker import EngineThread
 from ajet.schema.chat import GenerateRequest, Sampling, TokenChunk
@@ -434,19 +434,25 @@ def test_a_receiver_that_raises_fails_its_own_request_alone(engine: TorchEngine)
 def test_who_asks_and_goes_away_does_not_end_the_engine(engine: TorchEngine) -> None:
     """A pause and a command that are cancelled before the engine's thread comes to them."""
     held, reached = threading.Event(), threading.Event()
-    asked: list[Pause | ThreadCommand] = [Pause(), ThreadCommand(lambda worker: None)]
 
     def hold(worker: EngineThread) -> None:
         reached.set()
         held.wait(60)
 
-    first = ThreadCommand(hold)
-    for each in (first, *asked):
-        engine._inbox.put(each)
-    reached.wait(60)
-    assert all(each.done.cancel() for each in asked)
-    held.set()
-    first.done.result(60)
+    async def scenario() -> None:
+        first = asyncio.create_task(engine._ask(hold))
+        await asyncio.to_thread(reached.wait, 60)
+        asked = [asyncio.create_task(call) for call in (engine.pause(), engine.stats())]
+        while engine._inbox.qsize() < len(asked):
+            await asyncio.sleep(0)
+        for each in asked:
+            each.cancel()
+        gone = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in gone)
+        held.set()
+        await first
+
+    asyncio.run(scenario())
     assert len(ask(engine, PROMPT, max_tokens=5, ignore_eos=True).token_ids) == 5
 
 
@@ -580,7 +586,7 @@ def test_a_thousand_random_requests_leave_nothing_behind() -> None:
 THREADS = """
 import asyncio, os
 from ajet.engine.torch.engine import TorchEngine
-from ajet.engine.torch.commands import Outbox, Pause, ThreadCommand, Ticket, TorchEngineSettings
+from ajet.engine.torch.commands import TorchEngineSettings
 from support.torch_helpers import ask, request
 
 def threads():

@@ -1,5 +1,5 @@
-"""The settings of the embedded engine's thread, the requests and commands that it gets through its inbox, and the
-`Outbox` of its answers."""
+"""The settings of the embedded engine's thread, the requests that it gets through its inbox, and the `Outbox` of its
+answers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import asyncio
 import queue
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -68,49 +67,8 @@ class Ticket:
     on_tokens: OnTokens | None
 
 
-@dataclass(slots=True)
-class SubmitRequest:
-    ticket: Ticket
-
-
-@dataclass(slots=True)
-class CancelReply:
-    ticket: Ticket
-
-
-@dataclass(slots=True)
-class ThreadCommand:
-    """Something for the thread to do between two steps."""
-
-    action: Callable[[Any], Any]
-    """Gets the `Worker`."""
-    done: Future[Any] = field(default_factory=Future)
-
-
-@dataclass(slots=True)
-class Pause:
-    """Start no new requests; `done` when none is in flight."""
-
-    done: Future[None] = field(default_factory=Future)
-
-
-@dataclass(slots=True)
-class Resume:
-    pass
-
-
-@dataclass(slots=True)
-class Close:
-    pass
-
-
-Message = SubmitRequest | CancelReply | ThreadCommand | Pause | Resume | Close
-Inbox = queue.SimpleQueue[Message]
-
-
-def is_awaited(done: Future[Any]) -> bool:
-    """Whether the one who asked still waits for the answer. If so, it can't leave any more."""
-    return done.set_running_or_notify_cancel()
+Inbox = queue.SimpleQueue[Callable[[Any], None]]
+"""What the thread does between two steps: each gets the `EngineThread`."""
 
 
 class Outbox:

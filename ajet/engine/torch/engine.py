@@ -12,6 +12,7 @@ import logging
 import queue
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -19,17 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.engine.base import EnginePlacement, OnTokens
 from ajet.engine.model_source import LOADING, ModelSource
-from ajet.engine.torch.commands import (
-    CancelReply,
-    Close,
-    Inbox,
-    Pause,
-    Resume,
-    SubmitRequest,
-    ThreadCommand,
-    Ticket,
-    TorchEngineSettings,
-)
+from ajet.engine.torch.commands import Inbox, Ticket, TorchEngineSettings
 from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest
 from ajet.schema.errors import AjetError, EngineError, GenerationTimeoutError
 
@@ -98,48 +89,52 @@ class TorchEngine:
             raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
 
     async def _generate(self, request: GenerateRequest, on_tokens: OnTokens | None) -> Completion:
-        self._check_alive()
         loop = asyncio.get_running_loop()
         ticket = Ticket(request, loop, loop.create_future(), on_tokens)
-        self._inbox.put(SubmitRequest(ticket))
-        self._check_alive()  # the thread may have emptied its inbox for the last time meanwhile
+        self._send(lambda worker: worker.submit(ticket))
         try:
             return await ticket.answer
         except asyncio.CancelledError:
-            self._inbox.put(CancelReply(ticket))
+            self._inbox.put(lambda worker: worker.cancel(ticket))
             raise
 
     async def load_weights(self, source: Any, version: int) -> None:
         """Serve other weights: a state dict, a folder of safetensors, or None if they were changed in place."""
         await self.ready()
-        await self._command(ThreadCommand(lambda worker: worker.load_weights(source, version)))
+        await self._ask(lambda worker: worker.load_weights(source, version))
 
     async def pause(self) -> None:
         await self.ready()
-        await self._command(Pause())
+        done: Future[None] = Future()
+        self._send(lambda worker: worker.pause(done))
+        await asyncio.wrap_future(done)
 
     async def resume(self) -> None:
-        self._check_alive()
-        self._inbox.put(Resume())
+        self._send(lambda worker: worker.resume())
 
     async def stats(self) -> dict[str, int]:
         """What was computed, what is cached, what is in flight: for tests and benchmarks."""
         await self.ready()
-        stats: dict[str, int] = await self._command(ThreadCommand(lambda worker: worker.stats()))
+        stats: dict[str, int] = await self._ask(lambda worker: worker.stats())
         return stats
 
     async def aclose(self) -> None:
-        self._inbox.put(Close())
+        self._inbox.put(lambda worker: worker.close())
         if self._loaded.done():  # loading can't be interrupted: the thread ends after it, or with the interpreter
             await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
         if self._dead is None:
             self._dead = EngineError("the engine is closed")
 
-    async def _command(self, command: ThreadCommand | Pause) -> Any:
+    async def _ask(self, action: Callable[[EngineThread], Any]) -> Any:
+        """Have the thread do this between two steps; returns what it returns."""
+        done: Future[Any] = Future()
+        self._send(lambda worker: worker.answer(action, done))
+        return await asyncio.wrap_future(done)
+
+    def _send(self, message: Callable[[EngineThread], None]) -> None:
         self._check_alive()
-        self._inbox.put(command)
-        self._check_alive()
-        return await asyncio.wrap_future(command.done)
+        self._inbox.put(message)
+        self._check_alive()  # the thread may have emptied its inbox for the last time meanwhile
 
     def _check_alive(self) -> None:
         if self._dead is not None:
@@ -172,7 +167,7 @@ def _live(
         log.exception("the embedded engine died")
         death = error if isinstance(error, EngineError) else EngineError(repr(error))
     _note_death(engine, death)
-    worker.fail_all(EngineError(f"the embedded engine has ended: {death}"))
+    worker.die(EngineError(f"the embedded engine has ended: {death}"))
 
 
 def _load(
@@ -199,6 +194,6 @@ def _note_death(engine: weakref.ref[TorchEngine], error: Exception) -> None:
 
 def _close(inbox: Inbox, thread: threading.Thread) -> None:
     """Runs when the engine is dropped or the interpreter ends: by then torch must not be computing."""
-    inbox.put(Close())
+    inbox.put(lambda worker: worker.close())
     if thread is not threading.current_thread():
         thread.join(JOIN_SECONDS)

@@ -282,9 +282,6 @@ class KVPool:
             self.release(kv)
         return larger
 
-    def bytes(self, tokens: int) -> int:
-        return tokens * self.shape.bytes_per_token(self.dtype)
-
 
 def _rounded(tokens: int) -> int:
     """Rounded up to a multiple of `GRANULE`, or about an eighth for many tokens, so that few sizes share slabs."""

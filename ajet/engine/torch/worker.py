@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +21,7 @@ from numpy.typing import NDArray
 
 from ajet.engine.base import StopMatch, StopRule, check_request
 from ajet.engine.model_source import stored_weights
-from ajet.engine.torch.commands import (
-    CancelReply,
-    Close,
-    Inbox,
-    Message,
-    Outbox,
-    Pause,
-    Resume,
-    SubmitRequest,
-    ThreadCommand,
-    Ticket,
-    TorchEngineSettings,
-    is_awaited,
-)
+from ajet.engine.torch.commands import Inbox, Outbox, Ticket, TorchEngineSettings
 from ajet.engine.torch.kv_cache import STATES, KVPool, Sequence
 from ajet.engine.torch.runner import DrawState, Runner, Work, draw_tokens
 from ajet.engine.torch.scheduler import CHUNK, DoesNotFitError, Job, Scheduler, Step
@@ -72,12 +60,13 @@ class EngineThread:
         self.end_ids = end_ids(model, tokenizer)
         self.outbox = Outbox()
         self.jobs: dict[Ticket, Job] = {}
-        self.pauses: list[Pause] = []
+        self.pauses: list[Future[None]] = []
+        """Whose end is waited for: none has one before the replies in flight have ended."""
         self.paused = False
         self.closed = False
+        self.death: EngineError | None = None
+        """Set when the thread has ended: what still comes fails with it."""
         self.faults = 0
-        self.steps = 0
-        self.drawn_tokens = 0
         self.prompt_tokens = 0
         self._unseeded = random.Random(settings.seed)
         self._step_width = 0
@@ -123,44 +112,26 @@ class EngineThread:
         """Handle all messages; wait for one if there is nothing else to do. Returns False once closed."""
         idle = not self.scheduler.running and (self.paused or not self.scheduler.waiting)
         if idle:
-            self._handle(self.inbox.get())
+            self.inbox.get()(self)
             torch.set_num_threads(self._threads)  # a trainer in this process may have set another number
         while not self.inbox.empty():
-            self._handle(self.inbox.get())
+            self.inbox.get()(self)
         return not self.closed
-
-    def _handle(self, message: Message) -> None:
-        match message:
-            case SubmitRequest(ticket):
-                self._submit(ticket)
-            case CancelReply(ticket):
-                job = self.jobs.pop(ticket, None)
-                if job is not None:
-                    self.scheduler.release(job)
-            case ThreadCommand(action, done) if is_awaited(done):
-                try:
-                    done.set_result(action(self))
-                except Exception as error:  # noqa: BLE001 - the caller gets it
-                    done.set_exception(error)
-            case Pause(done) if is_awaited(done):
-                self.paused = True
-                self.pauses.append(message)
-            case Resume():
-                self.paused = False
-            case Close():
-                self.closed = True
 
     def _finish_pauses(self) -> None:
         if self.pauses and not self.scheduler.running:
             for pause in self.pauses:
-                pause.done.set_result(None)
+                pause.set_result(None)
             self.pauses.clear()
 
-    # ------------------------------------------------------------ requests
+    # ------------------------------------------------------------ what comes through the inbox
 
-    def _submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: Ticket) -> None:
+        """Begin a reply."""
         request = ticket.request
         try:
+            if self.death is not None:
+                raise self.death
             room = check_request(request, max_model_len=self.scheduler.max_model_len, vocabulary=self.runner.vocabulary)
         except ModelCallError as error:
             self.outbox.fail(ticket, error)
@@ -173,6 +144,36 @@ class EngineThread:
         self.jobs[ticket] = job
         self.prompt_tokens += len(request.prompt_ids)
         self.scheduler.submit(job)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """End a reply that nobody waits for any more."""
+        job = self.jobs.pop(ticket, None)
+        if job is not None:
+            self.scheduler.release(job)
+
+    def answer(self, action: Callable[[EngineThread], Any], done: Future[Any]) -> None:
+        """Do this now, if the one who asked still waits."""
+        if done.set_running_or_notify_cancel():
+            try:
+                if self.death is not None:
+                    raise self.death
+                done.set_result(action(self))
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                done.set_exception(error)
+
+    def pause(self, done: Future[None]) -> None:
+        """Start no new requests; `done` when none is in flight."""
+        if done.set_running_or_notify_cancel():
+            self.paused = True
+            self.pauses.append(done)
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    # ------------------------------------------------------------ the ends of replies
 
     def _finish(self, job: Job, stop: StopMatch, experts: NDArray[np.int16] | None) -> None:
         ticket: Ticket = job.ticket
@@ -197,18 +198,15 @@ class EngineThread:
         self.scheduler.release(job)
         self.outbox.fail(job.ticket, error)
 
-    def fail_all(self, error: Exception) -> None:
-        """Fail all requests and commands that wait for this thread."""
+    def die(self, error: EngineError) -> None:
+        """Fail all that waits for this thread."""
+        self.death = error
         for job in list(self.jobs.values()):
             self._fail(job, error)
         while not self.inbox.empty():
-            match self.inbox.get():
-                case SubmitRequest(ticket):
-                    self.outbox.fail(ticket, error)
-                case ThreadCommand(_, done) | Pause(done) if is_awaited(done):
-                    done.set_exception(error)
+            self.inbox.get()(self)
         for pause in self.pauses:
-            pause.done.set_exception(error)
+            pause.set_exception(error)
         self.outbox.flush()
 
     # ------------------------------------------------------------ a step
@@ -221,7 +219,6 @@ class EngineThread:
                 logits = self._forward(step)
                 self.scheduler.computed(step)
                 self._draw(step.drawing, logits)
-                self.steps += 1
         except DoesNotFitError as error:
             self._fail(error.job, EngineError(f"{error}: raise rollout.kv_cache_gb or shorten the conversation"))
         except RuntimeError as error:
@@ -252,7 +249,6 @@ class EngineThread:
             self.outbox.tokens(job.ticket, draw.token, draw.logprob)
             if stop is not None:
                 self._finish(job, stop, np.stack(kv.experts) if kv is not None and kv.experts else None)
-        self.drawn_tokens += len(jobs)
 
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
@@ -292,15 +288,11 @@ class EngineThread:
             "version": scheduler.version,
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
-            "steps": self.steps,
-            "drawn_tokens": self.drawn_tokens,
             "prompt_tokens": self.prompt_tokens,
             "computed_prompt_tokens": scheduler.computed_prompt_tokens,
-            "cached_prefixes": len(scheduler.cache),
             "kv_tokens": pool.used_tokens,
             "kv_tokens_peak": pool.peak_tokens,
             "kv_tokens_max": pool.max_tokens,
-            "kv_bytes": pool.bytes(pool.used_tokens),
             "preemptions": scheduler.preemptions,
         }
 
