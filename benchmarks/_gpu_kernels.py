@@ -13,7 +13,7 @@ from tree_training import Timings, Way, group, items_for, update_of
 from ajet.backbone.local.learner import with_adapters
 from ajet.schema.errors import UserError
 from ajet.trainer.executor import CompiledForward, check_same
-from ajet.trainer.forward import BestForward, Forward, require_liger, why_not_liger
+from ajet.trainer.forward import Forward, PackForward, require_liger, why_not_liger
 from ajet.trainer.pack import Item, Layout, make_packs
 
 BUDGET = 16384
@@ -43,7 +43,7 @@ def kernels(shape: Shape, place: Place) -> dict[str, Any]:
             module.training = bool(getattr(module, "gradient_checkpointing", False))
     n = 4 if place.device == "cuda" else 1
     items = items_for(group(8, 2, 400 * n, 20 * n, 100 * n))
-    plain = BestForward(BUDGET)
+    plain = PackForward(BUDGET)
     liger = replace(plain, liger=True)
     ways: dict[str, Forward] = {"compiled": CompiledForward(plain), "liger": liger, "both": CompiledForward(liger)}
     found: dict[str, Any] = {"plain": _timed(model, items, plain, place)}

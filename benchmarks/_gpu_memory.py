@@ -13,7 +13,7 @@ from tree_training import group
 from ajet.backbone.local.learner import with_adapters
 from ajet.trainer.executor import Chosen
 from ajet.trainer.footprint import Pass, training_bytes
-from ajet.trainer.forward import BestForward
+from ajet.trainer.forward import PackForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Layout, items_of
@@ -43,7 +43,7 @@ def _memory_on_gpu(shape: Shape) -> dict[str, Any]:
         LossSettings(correction=None), OptimSettings(lr=1e-5), max_tokens=4096, gradient_checkpointing=True
     )
     trainer = Updater(model, settings)
-    trainer._chosen = Chosen(BestForward(trainer.budget), (Layout.TREE, Layout.MERGED))
+    trainer._chosen = Chosen(PackForward(trainer.budget), (Layout.TREE, Layout.MERGED))
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):
         trainer.update(batch)

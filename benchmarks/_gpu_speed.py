@@ -21,7 +21,7 @@ from ajet.backbone.local.learner import with_adapters
 from ajet.backbone.memory_plan import GIB, Device, plan_memory
 from ajet.config import load_config
 from ajet.schema.episode import CallTree
-from ajet.trainer.forward import BestForward, RowForward
+from ajet.trainer.forward import PackForward, RowForward
 from ajet.trainer.pack import Layout, make_packs
 
 
@@ -72,7 +72,7 @@ def _compare(model: Any, trees: list[CallTree], device: str) -> dict[str, Any]:
     items = items_for(trees)
     packs = {layout: make_packs(items, layout, BUDGET) for layout in Layout}
     ways = [
-        Way("tree", BestForward(BUDGET), packs[Layout.TREE]),
+        Way("tree", PackForward(BUDGET), packs[Layout.TREE]),
         Way("merged", RowForward(BUDGET), packs[Layout.MERGED]),
         Way("flat", RowForward(BUDGET), packs[Layout.FLAT]),
     ]

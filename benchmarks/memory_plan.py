@@ -23,7 +23,7 @@ from ajet.engine.quantization import quantise
 from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit
 from ajet.trainer.executor import Chosen
 from ajet.trainer.footprint import Pass, training_bytes
-from ajet.trainer.forward import BestForward
+from ajet.trainer.forward import PackForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Layout, items_of
@@ -100,7 +100,7 @@ def measure(shape: Shape) -> dict[str, Any]:
     weights = sum(parameter.nbytes for parameter in model.parameters())
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         trainer = Updater(model, settings)
-        trainer._chosen = Chosen(BestForward(trainer.budget, shape.chunk), (Layout.TREE, Layout.MERGED))
+        trainer._chosen = Chosen(PackForward(trainer.budget, shape.chunk), (Layout.TREE, Layout.MERGED))
         for _ in range(2):
             trainer.update(batch)
     now = peak = 0

@@ -27,7 +27,7 @@ from common import RESULTS, write_result
 from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit
 from ajet.trainer.executor import CostModel, plan
-from ajet.trainer.forward import BestForward, Forward, RowForward
+from ajet.trainer.forward import Forward, PackForward, RowForward
 from ajet.trainer.pack import Item, Layout, Pack, items_of, make_packs
 
 VOCAB = 2048
@@ -257,7 +257,7 @@ def measure(model: Any, costs: CostModel, trees: list[CallTree], device: str, re
     items = items_for(trees)
     packs = {layout: make_packs(items, layout) for layout in Layout}
     ways = [
-        Way("tree", BestForward(), packs[Layout.TREE]),
+        Way("tree", PackForward(), packs[Layout.TREE]),
         Way("merged", RowForward(), packs[Layout.MERGED]),
         Way("flat", RowForward(), packs[Layout.FLAT]),
     ]

@@ -24,7 +24,6 @@ from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer.attention import attention_left_whole
 from ajet.trainer.credit.estimators import EpisodeCredit
 from ajet.trainer.forward import (
-    BestForward,
     EdgeLogprobs,
     Entropy,
     Forward,
@@ -383,7 +382,7 @@ def choose(
     why = tree_support(model) or check_trees(model, items)
     if why is not None:
         log.warning("training in rows, without sharing between branches: %s", why)
-    plain: BestForward | RowForward = RowForward(budget, chunk) if why is not None else BestForward(budget, chunk)
+    plain = RowForward(budget, chunk) if why is not None else PackForward(budget, chunk)
     layout = Layout.FLAT if why is not None else Layout.TREE
     forward: Forward = plain
     if liger:

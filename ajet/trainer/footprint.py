@@ -37,9 +37,9 @@ from ajet.engine.layers import first_layers, layer_kinds, layers_of, period_of
 from ajet.engine.quantization import bytes_in_4_bits, linear_layers
 from ajet.schema.errors import FeatureUnavailableError
 from ajet.trainer.executor import carried_state, checkpointing, rows_for, tree_support
-from ajet.trainer.forward import Entropy, causal_model, chunk_positions, run_edges, vocabulary_of
+from ajet.trainer.forward import Entropy, Wanted, causal_model, chunk_of, run_edges
 from ajet.trainer.optimizer import GROUP_BYTES
-from ajet.trainer.pack import Edges, Layout
+from ajet.trainer.pack import Layout
 
 SMALL_8BIT, BLOCK_8BIT = 4096, 256
 """bitsandbytes: weights with fewer numbers keep 32 bits; numbers that share a factor."""
@@ -285,23 +285,10 @@ def _forward(model: Any, one: Pass) -> Tensor:
     arguments = {"input_ids": ids, "use_cache": False}
     if carried_state(model) is None:  # without values, layers with a state can't look at either
         arguments |= {"position_ids": torch.zeros_like(ids), "attention_mask": torch.ones_like(ids)}
-    whole = np.zeros(one.trained, np.int64)
-    edges = Edges(
-        position=np.arange(one.trained),
-        target=whole,
-        temperature=np.full(one.trained, 0.5 if one.warm else 1.0),
-        sampler_logprob=np.zeros(one.trained),
-        episode=whole,
-        call=whole,
-        token=whole,
-        trajectory=whole,
-        entry_edge=whole,
-        entry_advantage=np.zeros(0),
-        entry_weight=np.zeros(0),
-    )
-    size = chunk_positions(vocabulary_of(model)) if one.logits_chunk is None else one.logits_chunk
-    chunk = size if 0 < size < one.trained else None
-    found = run_edges(model, arguments, None, edges, Entropy.GRADIENT if one.entropy else Entropy.VALUE, chunk)
+    temperature = np.full(one.trained, 0.5 if one.warm else 1.0)
+    wanted = Wanted(np.arange(one.trained), np.zeros(one.trained, np.int64), temperature)
+    chunk = chunk_of(model, one.trained, one.logits_chunk)
+    found = run_edges(model, arguments, wanted, Entropy.GRADIENT if one.entropy else Entropy.VALUE, chunk)
     loss = found.logprob_E.sum()
     return loss if found.entropy_E is None or not one.entropy else loss + found.entropy_E.sum()
 

@@ -1,10 +1,10 @@
 """Computes the logprobs of a pack's edges, from hidden states through the model's output head. Nothing
 else runs the model.
 
-Two executors give the same result: `PackForward` computes the pack as one sequence (see `attention`), `RowForward` cuts
-a pack without sharing into ordinary padded rows. `BestForward` takes the one that fits the pack's layout. Logits are
-computed only where an edge needs them, and if there are many of them, chunk by chunk: the backward pass then computes
-them again, so that those of a whole pack never exist together.
+Two executors give the same result: `RowForward` cuts a pack without sharing into ordinary padded rows, `PackForward`
+also computes trees, each as one sequence (see `attention`). Logits are computed only where an edge needs them, and if
+there are many of them, chunk by chunk: the backward pass then computes them again, so that those of a whole pack never
+exist together.
 
 Shapes: E edges, P positions with logits, V vocabulary, B rows of a batch, N tokens of a row, W width of the model.
 """
@@ -30,7 +30,7 @@ from ajet.engine.torch import replaced
 from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.schema.install import install_command
 from ajet.trainer.attention import pack_arguments, plan_attention, tree_attention
-from ajet.trainer.pack import Edges, Layout, Pack
+from ajet.trainer.pack import Floats, Indices, Layout, Pack
 
 LOGITS_BYTES = 256 * 2**20
 """Most that the float32 logits of one chunk take by default: about 440 positions with a vocabulary of 152,000. That is
@@ -40,12 +40,6 @@ enough for the projection to be limited by arithmetic, not by reading its weight
 def chunk_positions(vocabulary: int) -> int:
     """How many positions get their logits at once, unless something else is asked for."""
     return max(1, LOGITS_BYTES // (4 * vocabulary))
-
-
-def vocabulary_of(model: Any) -> int:
-    """How many logits a position has."""
-    size: int = causal_model(model).config.get_text_config().vocab_size
-    return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +81,9 @@ Take = Callable[[Tensor, int], tuple[Tensor, ...]]
 """From the logits of some positions, and the number of the first of them, to what is wanted of each."""
 
 
-def in_chunks(hidden: HiddenStates, states_SW: Tensor, size: int, recompute: bool, take: Take) -> tuple[Tensor, ...]:
-    """`take` of all positions, from at most `size` at a time. `recompute`: the backward pass computes the logits again
-    instead of keeping them."""
+def in_chunks(hidden: HiddenStates, states_SW: Tensor, size: int, take: Take) -> tuple[Tensor, ...]:
+    """`take` of all positions, from at most `size` at a time. The backward pass computes the logits again instead of
+    keeping them."""
 
     def part(states: Tensor, start: int) -> tuple[Tensor, ...]:
         return take(hidden.logits(states), start)
@@ -97,7 +91,7 @@ def in_chunks(hidden: HiddenStates, states_SW: Tensor, size: int, recompute: boo
     parts: list[tuple[Tensor, ...]] = []
     for start in range(0, len(states_SW), size):
         states = states_SW[start : start + size]
-        if recompute and torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             parts.append(checkpoint(part, states, start, use_reentrant=False, preserve_rng_state=False))
         else:
             parts.append(part(states, start))
@@ -181,53 +175,15 @@ class Forward(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PackForward:
-    """Each pack as one sequence."""
-
-    chunk: int | None = None
-    """Most positions whose logits exist at a time. None: depends on the vocabulary. 0: no limit."""
-    liger: bool = False
-    """Whether Liger's kernel computes the logprobs, without entropy."""
-
-    def session(self, model: Any) -> Any:
-        return tree_attention(model)
-
-    def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
-        arguments = pack_arguments(pack, plan_attention(pack, _device(model)))
-        if pack.experts is not None:
-            arguments[ROUTES] = torch.from_numpy(pack.experts).to(_device(model))[None].long()
-        if self.liger:
-            return run_fused(model, arguments, None, pack.edges)
-        return run_edges(model, arguments, None, pack.edges, entropy, _chunk(model, len(pack.edges), self.chunk))
-
-
-@dataclass(frozen=True, slots=True)
-class BestForward:
-    """Trees as one sequence, packs without sharing as rows."""
-
-    budget: int = 16384
-    chunk: int | None = None
-    liger: bool = False
-
-    def session(self, model: Any) -> Any:
-        return tree_attention(model)
-
-    def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
-        tree = pack.layout is Layout.TREE
-        executor: Forward = (
-            PackForward(self.chunk, self.liger) if tree else RowForward(self.budget, self.chunk, self.liger)
-        )
-        return executor(model, pack, entropy=entropy)
-
-
-@dataclass(frozen=True, slots=True)
 class RowForward:
     """Padded batches of ordinary rows with the model's own attention, for packs without sharing."""
 
     budget: int = 16384
     """Tokens of a padded batch."""
     chunk: int | None = None
+    """Most positions whose logits exist at a time. None: depends on the vocabulary. 0: no limit."""
     liger: bool = False
+    """Whether Liger's kernel computes the logprobs, without entropy."""
 
     def session(self, model: Any) -> Any:
         return nullcontext()
@@ -250,17 +206,39 @@ class RowForward:
             arguments = {"input_ids": torch.from_numpy(_padded(pack.ids, here)).to(device), "use_cache": False}
             if pack.experts is not None:
                 arguments[ROUTES] = torch.from_numpy(_padded(pack.experts, here)).to(device).long()
-            chosen = _select(pack.edges, edges, columns)
-            if self.liger:
-                parts.append(run_fused(model, arguments, lines, chosen))
-            else:
-                together = len(batch) * len(np.unique(columns))
-                parts.append(run_edges(model, arguments, lines, chosen, entropy, _chunk(model, together, self.chunk)))
+            wanted = Wanted(columns, pack.edges.target[edges], pack.edges.temperature[edges], lines)
+            positions = len(batch) * len(np.unique(columns))
+            parts.append(self._run(model, arguments, wanted, entropy, positions))
             order.append(edges)
         back = torch.from_numpy(np.argsort(np.concatenate(order), kind="stable")).to(device)
         logprob_E = torch.cat([part.logprob_E for part in parts])[back]
         entropies = [part.entropy_E for part in parts if part.entropy_E is not None]
         return EdgeLogprobs(logprob_E, torch.cat(entropies)[back] if entropies else None)
+
+    def _run(
+        self, model: Any, arguments: dict[str, Any], wanted: Wanted, entropy: Entropy, positions: int
+    ) -> EdgeLogprobs:
+        """`positions`: how many would get their logits if all did at once."""
+        if self.liger:
+            return run_fused(model, arguments, wanted)
+        return run_edges(model, arguments, wanted, entropy, chunk_of(model, positions, self.chunk))
+
+
+@dataclass(frozen=True, slots=True)
+class PackForward(RowForward):
+    """Trees as one sequence, packs without sharing as rows."""
+
+    def session(self, model: Any) -> Any:
+        return tree_attention(model)
+
+    def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
+        if pack.layout is not Layout.TREE:
+            return RowForward.__call__(self, model, pack, entropy=entropy)
+        arguments = pack_arguments(pack, plan_attention(pack, _device(model)))
+        if pack.experts is not None:
+            arguments[ROUTES] = torch.from_numpy(pack.experts).to(_device(model))[None].long()
+        edges = pack.edges
+        return self._run(model, arguments, Wanted(edges.position, edges.target, edges.temperature), entropy, len(edges))
 
 
 SPREAD = 1.2
@@ -303,67 +281,59 @@ def _padded(values: np.ndarray, rows: list[tuple[int, int]]) -> np.ndarray:
     return padded
 
 
-def _select(edges: Edges, chosen: np.ndarray, position: np.ndarray) -> Edges:
-    """Some edges, at other positions, and without their entries."""
-    names = ("target", "temperature", "sampler_logprob", "episode", "call", "token", "trajectory")
-    empty = np.zeros(0)
-    return Edges(
-        position=position,
-        **{name: getattr(edges, name)[chosen] for name in names},
-        entry_edge=empty.astype(np.int64),
-        entry_advantage=empty,
-        entry_weight=empty,
-    )
-
-
-def _chunk(model: Any, positions: int, asked: int | None) -> int | None:
+def chunk_of(model: Any, positions: int, asked: int | None) -> int | None:
     """How many positions get their logits at a time; None if those of all may exist together."""
-    size = chunk_positions(vocabulary_of(model)) if asked is None else asked
+    size = chunk_positions(causal_model(model).config.get_text_config().vocab_size) if asked is None else asked
     return size if 0 < size < positions else None
 
 
+class Wanted(NamedTuple):
+    """Of which tokens the logprobs are wanted. E each."""
+
+    position: Indices
+    """Where in its row each is predicted."""
+    target: Indices
+    temperature: Floats
+    line: Indices | None = None
+    """The row of each. None: there is one row."""
+
+
 def run_edges(
-    model: Any,
-    arguments: dict[str, Any],
-    line_E: np.ndarray | None,
-    edges: Edges,
-    entropy: Entropy,
-    chunk: int | None,
+    model: Any, arguments: dict[str, Any], wanted: Wanted, entropy: Entropy, chunk: int | None
 ) -> EdgeLogprobs:
-    """Run the model, up to what its edges need. `line_E`: the row of each; None: there is one row."""
+    """Run the model, up to what its edges need."""
     device = arguments["input_ids"].device
-    targets = _Targets.of(edges, entropy, device)
+    targets = _Targets.of(wanted, entropy, device)
     hidden = HiddenStates.of(model, arguments) if chunk is not None else None
     if hidden is not None and chunk is not None:
-        found = in_chunks(hidden, _states(hidden, line_E, edges), chunk, True, targets.take)
+        found = in_chunks(hidden, _states(hidden, wanted), chunk, targets.take)
     else:
-        places, edge_place = np.unique(edges.position, return_inverse=True)
+        places, place_E = np.unique(wanted.position, return_inverse=True)
         keep = torch.from_numpy(places).to(device)
         logits_BPV = model(**arguments, logits_to_keep=keep).logits
         if logits_BPV.shape[1] != len(places):  # the model swallows what it doesn't know, and gives all of them
             logits_BPV = logits_BPV[:, keep]
-        found = targets.take(_at_places(logits_BPV, line_E, edge_place), 0)
+        found = targets.take(_at_places(logits_BPV, wanted.line, place_E), 0)
     return EdgeLogprobs(found[0], found[1] if len(found) > 1 else None)
 
 
-def run_fused(model: Any, arguments: dict[str, Any], line_E: np.ndarray | None, edges: Edges) -> EdgeLogprobs:
+def run_fused(model: Any, arguments: dict[str, Any], wanted: Wanted) -> EdgeLogprobs:
     """The same by Liger's kernel, without entropy."""
     hidden = HiddenStates.of(model, arguments)
     if hidden is None:
         raise ValueError("the model can't be divided before its output layer")
-    targets = _Targets.of(edges, Entropy.NO, arguments["input_ids"].device)
-    states_EW = _states(hidden, line_E, edges)
-    return EdgeLogprobs(fused_logprobs(model, states_EW, targets.target_E, targets.temperature_E), None)
+    targets = _Targets.of(wanted, Entropy.NO, arguments["input_ids"].device)
+    return EdgeLogprobs(fused_logprobs(model, _states(hidden, wanted), targets.target_E, targets.temperature_E), None)
 
 
-def _states(hidden: HiddenStates, line_E: np.ndarray | None, edges: Edges) -> Tensor:
+def _states(hidden: HiddenStates, wanted: Wanted) -> Tensor:
     """[E, W] of every edge's position."""
     device = hidden.states_BNW.device
-    line: Tensor | int = 0 if line_E is None else torch.from_numpy(line_E).to(device)
-    return hidden.states_BNW[line, torch.from_numpy(edges.position).to(device)]
+    line: Tensor | int = 0 if wanted.line is None else torch.from_numpy(wanted.line).to(device)
+    return hidden.states_BNW[line, torch.from_numpy(wanted.position).to(device)]
 
 
-def _at_places(logits_BPV: Tensor, line_E: np.ndarray | None, place_E: np.ndarray) -> Tensor:
+def _at_places(logits_BPV: Tensor, line_E: Indices | None, place_E: Indices) -> Tensor:
     """[E, V], without a copy where every position has one edge, in order."""
     device = logits_BPV.device
     if line_E is not None:
@@ -382,10 +352,10 @@ class _Targets:
     entropy: Entropy
 
     @classmethod
-    def of(cls, edges: Edges, entropy: Entropy, device: torch.device) -> _Targets:
-        warm = (edges.temperature != 1.0).any()
-        temperature_E = torch.from_numpy(edges.temperature).to(device) if warm else None
-        return cls(torch.from_numpy(edges.target).to(device), temperature_E, entropy)
+    def of(cls, wanted: Wanted, entropy: Entropy, device: torch.device) -> _Targets:
+        warm = (wanted.temperature != 1.0).any()
+        temperature_E = torch.from_numpy(wanted.temperature).to(device) if warm else None
+        return cls(torch.from_numpy(wanted.target).to(device), temperature_E, entropy)
 
     def take(self, logits_EV: Tensor, start: int) -> tuple[Tensor, ...]:
         """log_softmax(logits / T)[target] of the edges from `start` on, and the entropy there if it is asked for."""

@@ -14,7 +14,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 
 from ajet.trainer.executor import choose
-from ajet.trainer.forward import BestForward, RowForward
+from ajet.trainer.forward import PackForward, RowForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Item, Layout, items_of, make_packs
@@ -37,7 +37,7 @@ def run(model: Any, items: list[Item], forward: Any, layout: Layout) -> tuple[to
 def compared(family: str, layout: Layout, **options: Any) -> dict[str, float]:
     model = small_model(family, **options)
     items = items_of(credited_batch(1))
-    kind = RowForward if layout is Layout.FLAT else BestForward
+    kind = RowForward if layout is Layout.FLAT else PackForward
     expected, gradients = run(model, items, kind(), layout)
     got, other = run(model, items, kind(liger=True), layout)
     norm = torch.stack([value.norm() for value in gradients.values()]).norm()

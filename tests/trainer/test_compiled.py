@@ -18,7 +18,7 @@ import torch
 
 from ajet.trainer import executor
 from ajet.trainer.executor import MOST_VARIANTS, CompiledForward, check_same, choose, layers_to_compile
-from ajet.trainer.forward import BestForward
+from ajet.trainer.forward import PackForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Item, Layout, items_of
@@ -96,14 +96,14 @@ def test_updates_are_those_without_and_no_length_is_compiled_anew(
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 def test_the_code_that_is_generated_gives_the_same() -> None:
     model = small_model("qwen3", num_hidden_layers=1)
-    plain = BestForward()
+    plain = PackForward()
     assert check_same(model, items(), plain, CompiledForward(plain), Layout.TREE) is None
 
 
 @pytest.mark.slow
 def test_windows_and_caps_stay_the_models_own(traced_only: None) -> None:
     model = windowed_model("gemma2", num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
-    plain = BestForward()
+    plain = PackForward()
     assert check_same(model, items(), plain, CompiledForward(plain), Layout.TREE) is None
 
 
@@ -122,7 +122,7 @@ def test_what_differs_or_does_not_compile_is_not_used_and_the_log_says_why(
         executor._compiled.cache_clear()
         caplog.clear()
         monkeypatch.setattr(torch, "compile", compiler)
-        assert choose(model, items(), 16384, None, compiled=True).forward == BestForward()
+        assert choose(model, items(), 16384, None, compiled=True).forward == PackForward()
         assert f"training without compiled layers: {said}" in caplog.text and "much more" not in caplog.text
     monkeypatch.setattr(executor, "layers_to_compile", lambda model: [])
     choose(model, items(), 16384, None, compiled=True)

@@ -17,7 +17,7 @@ from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer import footprint
 from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit
 from ajet.trainer.footprint import Pass, few_layers, pass_bytes, trained_as, training_bytes
-from ajet.trainer.forward import BestForward, Entropy, RowForward
+from ajet.trainer.forward import Entropy, PackForward, RowForward
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs
 from support.hybrids import hybrid_config, hybrid_model
@@ -33,7 +33,7 @@ def allocated(model: Any, pack: Pack, *, chunk: int | None, rows: bool = False) 
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
         gradients += parameter.grad.nbytes
-    forward = RowForward(chunk=chunk) if rows else BestForward(chunk=chunk)
+    forward = RowForward(chunk=chunk) if rows else PackForward(chunk=chunk)
     with forward.session(model), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         forward(model, pack, entropy=Entropy.VALUE).logprob_E.sum().backward()
     now = peak = 0

@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ajet.trainer.forward import (
     LOGITS_BYTES,
-    BestForward,
     Entropy,
     Forward,
     HiddenStates,
@@ -66,7 +65,10 @@ def worst(ones: list[torch.Tensor], others: list[torch.Tensor]) -> float:
 def test_chunks_change_nothing(family: str, entropy: Entropy) -> None:
     model = small_model(family, **FAMILIES[family])
     items = items_of(credited_batch(5))
-    for layout, forward in ((Layout.TREE, PackForward), (Layout.FLAT, lambda chunk: RowForward(60, chunk))):
+    for layout, forward in (
+        (Layout.TREE, lambda chunk: PackForward(chunk=chunk)),
+        (Layout.FLAT, lambda chunk: RowForward(60, chunk)),
+    ):
         (pack,) = make_packs(items, layout)
         whole = found(model, forward(0), pack, entropy)
         for chunk in (1, 7, len(pack.edges) - 1):
@@ -110,7 +112,7 @@ def test_adapters_on_the_output_layer_learn_too() -> None:
     pack = make_packs(items_of(credited_batch(2)))[0]
     settings = peft.LoraConfig(r=4, target_modules=["q_proj", "lm_head"], init_lora_weights=False)
     model = peft.get_peft_model(small_model(tie_word_embeddings=False), settings)
-    whole, chunked = (found(model, PackForward(chunk), pack, Entropy.VALUE) for chunk in (0, 6))
+    whole, chunked = (found(model, PackForward(chunk=chunk), pack, Entropy.VALUE) for chunk in (0, 6))
     assert len(whole) == len(chunked) == 2 + 2 * 2 + 2
     assert worst(whole, chunked) < 1e-5
 
@@ -143,10 +145,10 @@ def test_no_matrix_of_all_tokens_by_the_vocabulary(layout: Layout) -> None:
     assert len(pack.edges) * vocabulary > weight > chunk * vocabulary
     for entropy in (Entropy.VALUE, Entropy.GRADIENT):
         with largest() as mode:
-            found(model, BestForward(60, chunk), pack, entropy)
+            found(model, PackForward(60, chunk), pack, entropy)
         assert mode.numbers == weight
         with largest() as mode:
-            found(model, BestForward(100_000, 0), pack, entropy)
+            found(model, PackForward(100_000, 0), pack, entropy)
         assert mode.numbers >= len(pack.edges) * vocabulary
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ajet.trainer import attention
 from ajet.trainer.attention import UnsupportedAttentionError
 from ajet.trainer.executor import check_trees, tree_support
-from ajet.trainer.forward import BestForward, Forward, PackForward, RowForward
+from ajet.trainer.forward import Forward, PackForward, RowForward
 from ajet.trainer.pack import Item, Layout, items_of, make_packs
 from support.random_batches import credited_batch
 from support.windowed_models import WINDOWED, windowed_model
@@ -47,7 +47,7 @@ def test_trees_have_the_gradient_of_the_models_own_attention(family: str) -> Non
     items = long_items()
     expected = gradients(model, RowForward(), items, Layout.FLAT)
     assert distance(gradients(model, PackForward(), items, Layout.TREE), expected) < 1e-5
-    assert distance(gradients(model, BestForward(), items, Layout.MERGED), expected) < 1e-5
+    assert distance(gradients(model, PackForward(), items, Layout.MERGED), expected) < 1e-5
     assert tree_support(model) is None and check_trees(model, items) is None
 
 
