@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ajet.trainer.credit.baselines import Baseline, Compared, Comparison, Formula, compare, statistics
-from ajet.trainer.credit.summary import EpisodeSummary, Overlong, Returns, returns_of
+from ajet.trainer.credit.summary import EpisodeSummary, Overlong, returns_of
 
 
 class LossNorm(StrEnum):
@@ -235,6 +235,38 @@ def compute_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditS
     elif settings.estimator.batch_deviation:
         advantages = _over_batch_deviation(groups, advantages)
 
+    credited = _credited(groups, advantages, drop, settings)
+    # where no token is trained, the rewards are not why
+    alike = [same and any(episode.tokens for episode in group) for same, group in zip(flat, groups, strict=True)]
+    metrics = _metrics(groups, credited, alike, settings) | {
+        "credit/agents_alone": float(sum(one.alone for one in compared)),
+        "credit/fallback_calls": float(sum(one.fallbacks for one in compared)),
+    }
+    return Credit(credited, zero_variance_groups=sum(alike), metrics=metrics)
+
+
+def teaches(group: Sequence[EpisodeSummary], settings: CreditSettings) -> bool:
+    """Whether the group's episodes differ in what they are compared by."""
+    return _compare_group(group, settings).varied
+
+
+def imitation_credit(
+    groups: Sequence[Sequence[EpisodeSummary]], settings: CreditSettings, *, advantage: float = 1.0
+) -> Credit:
+    """The same advantage for every call, with the usual weights: 1 to imitate, 0 where a teacher adds its own."""
+    none = [False] * len(groups)
+    advantages = [[[advantage] * len(episode.calls) for episode in group] for group in groups]
+    credited = _credited(groups, advantages, none, settings)
+    return Credit(credited, metrics=_metrics(groups, credited, none, settings))
+
+
+def _credited(
+    groups: Sequence[Sequence[EpisodeSummary]],
+    advantages: Sequence[Sequence[list[float]]],
+    drop: Sequence[bool],
+    settings: CreditSettings,
+) -> list[list[EpisodeCredit]]:
+    """The advantages with their weights. `drop`: which groups aren't trained."""
     trained = [
         [not dropped and not _masked(episode, settings) for episode in group]
         for group, dropped in zip(groups, drop, strict=True)
@@ -249,56 +281,17 @@ def compute_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditS
                 calls = _entries(episode, advantages[number][index], weights[number][index], settings.multiplicity)
             row.append(EpisodeCredit(episode.episode_id, calls, skipped=drop[number], norm=settings.loss_norm))
         credited.append(row)
-    # where no token is trained, the rewards are not why
-    alike = [same and any(episode.tokens for episode in group) for same, group in zip(flat, groups, strict=True)]
-    metrics = _metrics(groups, credited, alike) | {
-        "credit/agents_alone": float(sum(one.alone for one in compared)),
-        "credit/fallback_calls": float(sum(one.fallbacks for one in compared)),
-    }
-    metrics |= _masked_overlong(groups, settings)
-    return Credit(credited, zero_variance_groups=sum(alike), metrics=metrics)
-
-
-def teaches(group: Sequence[EpisodeSummary], settings: CreditSettings) -> bool:
-    """Whether the group's episodes differ in what they are compared by."""
-    return _compare_group(group, settings).varied
-
-
-def imitation_credit(
-    groups: Sequence[Sequence[EpisodeSummary]], settings: CreditSettings, *, advantage: float = 1.0
-) -> Credit:
-    """The same advantage for every call, with the usual weights: 1 to imitate, 0 where a teacher adds its own."""
-    trained = [[not _masked(episode, settings) for episode in group] for group in groups]
-    weights = token_weights(groups, trained, settings.loss_norm, settings.dr_grpo_length, settings.multiplicity)
-    credited = []
-    for group, group_weights in zip(groups, weights, strict=True):
-        row = []
-        for episode, weight in zip(group, group_weights, strict=True):
-            calls = [CallCredit() for _ in episode.calls]
-            if not _masked(episode, settings):
-                calls = _entries(episode, [advantage] * len(episode.calls), weight, settings.multiplicity)
-            row.append(EpisodeCredit(episode.episode_id, calls, norm=settings.loss_norm))
-        credited.append(row)
-    metrics = _metrics(groups, credited, [False] * len(groups)) | _masked_overlong(groups, settings)
-    return Credit(credited, metrics=metrics)
-
-
-def _returns(episode: EpisodeSummary, settings: CreditSettings) -> Returns:
-    return returns_of(episode, settings.gamma, settings.overlong)
+    return credited
 
 
 def _masked(episode: EpisodeSummary, settings: CreditSettings) -> bool:
     return settings.mask_overlong and episode.cut
 
 
-def _masked_overlong(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditSettings) -> dict[str, float]:
-    return {"credit/masked_overlong": float(sum(_masked(episode, settings) for group in groups for episode in group))}
-
-
 def _compare(episodes: Sequence[EpisodeSummary], settings: CreditSettings) -> Compared:
     formula = settings.estimator.formula
     assert formula is not None, "pass@k compares no values"
-    returns = [_returns(episode, settings) for episode in episodes]
+    returns = [returns_of(episode, settings.gamma, settings.overlong) for episode in episodes]
     return compare(episodes, returns, settings.baseline, formula, settings.state_weight)
 
 
@@ -367,7 +360,10 @@ def _entries(episode: EpisodeSummary, advantages: list[float], weight: float, mu
 
 
 def _metrics(
-    groups: Sequence[Sequence[EpisodeSummary]], credited: list[list[EpisodeCredit]], alike: list[bool]
+    groups: Sequence[Sequence[EpisodeSummary]],
+    credited: list[list[EpisodeCredit]],
+    alike: list[bool],
+    settings: CreditSettings,
 ) -> dict[str, float]:
     advantages = [call.advantage for group in credited for episode in group for call in episode.calls if call.entries]
     count = len(advantages)
@@ -375,6 +371,7 @@ def _metrics(
     return {
         "credit/groups": float(len(groups)),
         "credit/zero_variance_groups": float(sum(alike)),
+        "credit/masked_overlong": float(sum(_masked(episode, settings) for group in groups for episode in group)),
         "credit/episodes_trained": float(sum(episode.trained for group in credited for episode in group)),
         "credit/advantage/mean": mean,
         "credit/advantage/std": sqrt(sum((a - mean) ** 2 for a in advantages) / count) if count else 0.0,
