@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -47,6 +49,37 @@ class Engine(Protocol):
     async def resume(self) -> None: ...
 
     async def aclose(self) -> None: ...
+
+
+class RequestGate:
+    """What `pause` and `resume` of an engine close and open."""
+
+    def __init__(self) -> None:
+        self._open, self._idle = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._idle.set()
+        self._in_flight = 0
+
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator[None]:
+        """Around a request, which begins once the gate is open."""
+        await self._open.wait()
+        self._in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+
+    async def close(self) -> None:
+        """Let no request begin, and wait until none is in flight."""
+        self._open.clear()
+        await self._idle.wait()
+
+    def open(self) -> None:
+        self._open.set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.engine.base import EnginePlacement, OnTokens, StopMatch, StopRule, check_request
+from ajet.engine.base import EnginePlacement, OnTokens, RequestGate, StopMatch, StopRule, check_request
 from ajet.engine.model_source import ModelSource
 from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, Message, TokenChunk
 from ajet.schema.errors import ConfigError, EngineError
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 Reply = str | Message
 MADE_UP_LOGPROB = 0.0
-REMEMBERED_SESSIONS = 16384
-"""Calls are counted for this many recent sessions, so that memory stays bounded in a long run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +91,10 @@ class ScriptedEngine:
         self._given = tokenizer
         self._loaded: PreTrainedTokenizerBase | None = None
         self._max_model_len = max_model_len
-        self._calls: OrderedDict[str, int] = OrderedDict()
+        self._calls: Counter[str] = Counter()
+        """By session."""
         self._version = 0
-        self._running = asyncio.Event()
-        self._running.set()
-        self._in_flight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._gate = RequestGate()
         self._closed = False
 
     @property
@@ -122,15 +117,11 @@ class ScriptedEngine:
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
         if self._closed:
             raise EngineError("the scripted engine is closed")
-        await self._running.wait()
-        await self.ready()
-        room = check_request(request, max_model_len=self._max_model_len, vocabulary=len(self.tokenizer))
-        self._enter()
-        try:
+        async with self._gate.request():
+            await self.ready()
+            room = check_request(request, max_model_len=self._max_model_len, vocabulary=len(self.tokenizer))
             await asyncio.sleep(0)  # can be cancelled here, as with a model
             drawn, stop = self._draw(request, room)
-        finally:
-            self._leave()
         logprobs = [MADE_UP_LOGPROB] * len(drawn)
         if on_tokens is not None:
             on_tokens(TokenChunk(drawn, logprobs))
@@ -138,10 +129,8 @@ class ScriptedEngine:
         return Completion(drawn, logprobs, stop.reason, stop.by, [(0, self._version)], top)
 
     def _draw(self, request: GenerateRequest, room: int) -> tuple[list[int], StopMatch]:
-        index = self._calls.pop(request.session_id, 0)
-        self._calls[request.session_id] = index + 1
-        if len(self._calls) > REMEMBERED_SESSIONS:
-            self._calls.popitem(last=False)
+        index = self._calls[request.session_id]
+        self._calls[request.session_id] += 1
         if callable(self._replies):
             prompt = self._decode(request.prompt_ids)
             reply = self._replies(ScriptedCall(prompt, index, request.session_id, request))
@@ -175,25 +164,15 @@ class ScriptedEngine:
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
-    def _enter(self) -> None:
-        self._in_flight += 1
-        self._idle.clear()
-
-    def _leave(self) -> None:
-        self._in_flight -= 1
-        if not self._in_flight:
-            self._idle.set()
-
     async def load_weights(self, source: Any, version: int) -> None:
         """There are no weights; later replies carry the version."""
         self._version = version
 
     async def pause(self) -> None:
-        self._running.clear()
-        await self._idle.wait()
+        await self._gate.close()
 
     async def resume(self) -> None:
-        self._running.set()
+        self._gate.open()
 
     async def aclose(self) -> None:
         self._closed = True

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct, ValidationError, convert
 
-from ajet.engine.base import EnginePlacement, OnTokens, check_request
+from ajet.engine.base import EnginePlacement, OnTokens, RequestGate, check_request
 from ajet.engine.remote_client import RemoteClient, RemoteSettings
 from ajet.schema.chat import Completion, EngineCapabilities, FinishReason, GenerateRequest, TokenChunk
 from ajet.schema.errors import EngineError, GenerationTimeoutError
@@ -34,9 +34,7 @@ class SglangEngine:
         self._settings = settings
         self._client: RemoteClient | None = None
         self._version = 0
-        self._running = asyncio.Event()
-        self._running.set()
-        self._in_flight: set[asyncio.Task[Completion]] = set()
+        self._gate = RequestGate()
         self._closed = False
 
     @property
@@ -58,12 +56,8 @@ class SglangEngine:
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
         room = check_request(request, max_model_len=self._settings.max_model_len)
         try:
-            async with asyncio.timeout(request.deadline_s):
-                await self._running.wait()
-                task = asyncio.create_task(self._generate(request, room))
-                self._in_flight.add(task)
-                task.add_done_callback(self._in_flight.discard)
-                completion = await task
+            async with asyncio.timeout(request.deadline_s), self._gate.request():
+                completion = await self._generate(request, room)
         except TimeoutError as error:
             raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
         if on_tokens is not None:
@@ -91,12 +85,10 @@ class SglangEngine:
         self._version = version
 
     async def pause(self) -> None:
-        self._running.clear()
-        if self._in_flight:
-            await asyncio.wait(set(self._in_flight))
+        await self._gate.close()
 
     async def resume(self) -> None:
-        self._running.set()
+        self._gate.open()
 
     async def aclose(self) -> None:
         self._closed = True

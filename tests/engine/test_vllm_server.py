@@ -450,9 +450,9 @@ def test_cancelling_closing_in_and_pausing(tmp_path: Path) -> None:
         with pytest.raises(GenerationTimeoutError):
             await engine.generate(asked(count=10_000, deadline=0.1))
         task = asyncio.create_task(engine.generate(asked(count=50)))
-        await until(lambda: bool(engine._in_flight))
+        await until(lambda: bool(engine._gate._in_flight))
         await engine.pause()
-        assert not engine._in_flight
+        assert not engine._gate._in_flight
         await task
         held = asyncio.create_task(engine.generate(asked()))
         await asyncio.sleep(0.05)

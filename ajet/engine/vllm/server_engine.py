@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ajet.engine.base import EnginePlacement, OnTokens, check_request
+from ajet.engine.base import EnginePlacement, OnTokens, RequestGate, check_request
 from ajet.engine.remote import CompletionReader, completion_body
 from ajet.engine.remote_client import Endpoint, RemoteClient, RemoteSettings, stable_hash
 from ajet.engine.vllm.server import (
@@ -102,10 +102,8 @@ class VllmServerEngine:
         self._watching: asyncio.Task[None] | None = None
         self._look = asyncio.Event()
         """Set when a server was seen to die, so that the health check runs at once."""
-        self._running = asyncio.Event()
-        self._running.set()
+        self._gate = RequestGate()
         self._asleep = False
-        self._in_flight: set[asyncio.Task[Any]] = set()
         self._version = 0
         self._folders = WeightFolders()
         self._dead: EngineError | None = None
@@ -166,23 +164,12 @@ class VllmServerEngine:
         try:
             async with asyncio.timeout(request.deadline_s):
                 await self.ready()
-                await self._running.wait()
-                self._check_alive()
-                room = check_request(request, max_model_len=self._settings.max_model_len)
-                return await self._tracked(self._generate(request, room, on_tokens))
+                async with self._gate.request():
+                    self._check_alive()
+                    room = check_request(request, max_model_len=self._settings.max_model_len)
+                    return await self._generate(request, room, on_tokens)
         except TimeoutError as error:
             raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
-
-    async def _tracked(self, work: Any) -> Completion:
-        """Run a coroutine as a task, so that `pause` can wait for it. It is cancelled with its caller."""
-        task: asyncio.Task[Completion] = asyncio.ensure_future(work)
-        self._in_flight.add(task)
-        task.add_done_callback(self._in_flight.discard)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
 
     async def _generate(self, request: GenerateRequest, room: int, on_tokens: OnTokens | None) -> Completion:
         replica = self._replica_of(request.session_id)
@@ -343,9 +330,7 @@ class VllmServerEngine:
 
     async def pause(self) -> None:
         """With `sleep`, the GPU's memory is free from here until `load_weights` or `resume`."""
-        self._running.clear()
-        if self._in_flight:
-            await asyncio.wait(set(self._in_flight))
+        await self._gate.close()
         if self._settings.sleep and not self._asleep:
             await self.ready()
             self._asleep = True
@@ -353,7 +338,7 @@ class VllmServerEngine:
 
     async def resume(self) -> None:
         await self._wake()
-        self._running.set()
+        self._gate.open()
 
     async def _wake(self) -> None:
         if self._asleep:
