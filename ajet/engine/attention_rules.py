@@ -9,18 +9,17 @@ Shapes: B batch, H heads, M queries, C keys, D head size, N tokens.
 
 from __future__ import annotations
 
-import linecache
-import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from ajet.engine.layers import causal_model
 
 
 class UnsupportedAttentionError(Exception):
@@ -32,25 +31,14 @@ REFUSALS = (UnsupportedAttentionError, TypeError, AttributeError, ValueError)
 
 
 def describe_refusal(model: Any, error: BaseException) -> str:
-    """Which part of the model can't work with another attention, and what it does instead, in the model's own words."""
+    """Which part of the model can't work with another attention, and what was raised there."""
     names = {id(module): name for name, module in model.named_modules()}
-    owner, line = model, ""
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        found = frame.f_locals.get("self")
-        if id(found) in names:
-            owner, line = found, linecache.getline(frame.f_code.co_filename, number).strip()
-    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-    if isinstance(error, UnsupportedAttentionError):
-        what, line = str(error), ""
-    elif isinstance(error, TypeError) and unknown:
-        where = "its logits" if unknown[1] == "logits_to_keep" else "its attention function"
-        what = f"it does not take {unknown[1]!r}, an argument that has to reach {where}"
-    elif isinstance(error, AttributeError) and isinstance(error.obj, Visibility):
-        what = f"it uses {error.name!r} of its mask instead of passing the mask on"
-    else:
-        what = "it does something else with its mask or arguments than pass them on"
-    name = type(owner).__name__ + (f" ({names[id(owner)]})" if names.get(id(owner)) else "")
-    return f"{name}: {what}" + (f", at `{line}`" if line else "")
+    raised_in = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    owner = next((each for each in reversed(raised_in) if id(each) in names), model)
+    what = str(error)
+    if not isinstance(error, UnsupportedAttentionError):
+        what = f"it does something else with its mask or arguments than pass them on ({what})"
+    return type(owner).__name__ + (f" ({names[id(owner)]})" if names.get(id(owner)) else "") + f": {what}"
 
 
 class Sight(StrEnum):
@@ -165,7 +153,7 @@ def visibility_of(mask: Any) -> Visibility:
 def layer_shapes(model: Any) -> list[LayerShape]:
     """Shapes and rules of all layers that use transformers' attention interface, in the order they are computed."""
     found: list[LayerShape] = []
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = causal_model(model)
     tokens = torch.arange(PROBE_TOKENS, device=next(model.parameters()).device)[None]
     seen = None if tokens.is_meta else torch.ones_like(tokens)  # models ask whether a mask hides anything
     with probing(base):
@@ -260,7 +248,7 @@ def changing_rope(config: Any) -> ChangingRope | None:
 
 def length_dependent_rope(model: Any) -> str | None:
     """The type of a rotary embedding that changes with the length of a batch; None if it doesn't."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = causal_model(model)
     if (stated := changing_rope(base.config)) is None:
         return None
     kinds = [module.rope_type for module in base.modules() if hasattr(module, "rope_type")]
@@ -304,31 +292,20 @@ def query_correction(module: Any, positions_N: Tensor) -> Tensor | None:
 # ------------------------------------------------------------ attention, written out
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """The scores of queries and keys, and how steeply they follow the plain products."""
-
-    scores_BHMC: Tensor
-    slope_BHMC: Tensor | None
-    """None: 1 everywhere."""
-
-    @classmethod
-    def of(cls, query_BHMD: Tensor, key_BHCD: Tensor, added: Tensor | None, scale: float, cap: float | None) -> Scores:
-        """`added` is -inf where a query does not see a key, else 0."""
-        exact = torch.promote_types(query_BHMD.dtype, torch.float32)
-        scores = query_BHMD.to(exact) @ key_BHCD.to(exact).transpose(-1, -2) * scale
-        slope = None
-        if cap is not None:
-            bent = torch.tanh(scores / cap)
-            scores, slope = bent * cap, 1 - bent.square()
-        return cls(scores if added is None else scores + added.to(exact), slope)
+def _scores(query_BHMD: Tensor, key_BHCD: Tensor, added: Tensor | None, scale: float, cap: float | None) -> Tensor:
+    """[B, H, M, C]. `added` is -inf where a query does not see a key, else 0."""
+    exact = torch.promote_types(query_BHMD.dtype, torch.float32)
+    scores = query_BHMD.to(exact) @ key_BHCD.to(exact).transpose(-1, -2) * scale
+    if cap is not None:
+        scores = torch.tanh(scores / cap) * cap
+    return scores if added is None else scores + added.to(exact)
 
 
 def attend(
     query_BHMD: Tensor, key_BHCD: Tensor, value_BHCD: Tensor, added: Tensor | None, scale: float, cap: float | None
 ) -> tuple[Tensor, Tensor]:
     """What the queries read, and the log-sum-exp of their scores: the plain formula, for rules without a kernel."""
-    scores = Scores.of(query_BHMD, key_BHCD, added, scale, cap).scores_BHMC
+    scores = _scores(query_BHMD, key_BHCD, added, scale, cap)
     lse_BHM = scores.logsumexp(-1)
     share = (scores - lse_BHM[..., None]).exp()
     return (share @ value_BHCD.to(share.dtype)).to(query_BHMD.dtype), lse_BHM
@@ -344,17 +321,14 @@ def attend_backward(
     added: Tensor | None,
     scale: float,
     cap: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """The gradients of query, key and value, where output and log-sum-exp may be over more keys than these."""
-    found = Scores.of(query_BHMD, key_BHCD, added, scale, cap)
-    exact = found.scores_BHMC.dtype
-    grad, output, value = grad_BHMD.to(exact), output_BHMD.to(exact), value_BHCD.to(exact)
-    share = (found.scores_BHMC - lse_BHM[..., None]).exp()
-    grad_value = share.transpose(-1, -2) @ grad
-    through = share * (grad @ value.transpose(-1, -2) - (grad * output).sum(-1, keepdim=True)) * scale
-    if found.slope_BHMC is not None:
-        through = through * found.slope_BHMC
-    grad_query = through @ key_BHCD.to(exact)
-    grad_key = through.transpose(-1, -2) @ query_BHMD.to(exact)
-    like = query_BHMD.dtype
-    return grad_query.to(like), grad_key.to(like), grad_value.to(like)
+    inputs = [each.detach().requires_grad_() for each in (query_BHMD, key_BHCD, value_BHCD)]
+    query, key, value = inputs
+    with torch.enable_grad():
+        share = (_scores(query, key, added, scale, cap) - lse_BHM[..., None]).exp()
+        read = share @ value.to(share.dtype)
+    grad = grad_BHMD.to(share.dtype)
+    # all shares of a query add up to one: what a key gains, the others lose
+    lost = (grad * output_BHMD.to(share.dtype)).sum(-1, keepdim=True).expand_as(share)
+    return torch.autograd.grad((read, share), inputs, (grad, -lost))

@@ -14,11 +14,20 @@ STATED = ("layer_types", "layers_block_type")
 """Where configurations list the kind of each layer."""
 
 
+CARRYING = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "gated_delta", "hybrid")
+"""In the names of kinds whose layers carry a state from token to token."""
+
+
+def causal_model(model: Any) -> Any:
+    """The model itself, without adapters around it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def layers_of(model: Any) -> Any:
     """The model's list of layers; None if it keeps them in some other way."""
     from torch import nn
 
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    causal = causal_model(model)
     layers = getattr(causal.base_model, "layers", None)
     return layers if isinstance(layers, nn.ModuleList) and len(layers) else None
 
@@ -29,6 +38,11 @@ def stated_kinds(model: Any) -> list[str]:
     kinds: list[str] = next((list(found) for key in STATED if (found := getattr(config, key, None))), [])
     layers = layers_of(model)
     return [str(kind) for kind in (kinds if layers is None else kinds[: len(layers)])]
+
+
+def carries_state(kind: str) -> bool:
+    """Whether layers of this stated kind carry a state from token to token."""
+    return any(word in kind for word in CARRYING)
 
 
 def layer_kinds(layers: Any) -> list[Any]:
@@ -50,7 +64,7 @@ def first_layers(model: Any, count: int) -> Iterator[None]:
     from torch import nn
 
     layers = layers_of(model)
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    causal = causal_model(model)
     causal.base_model.layers = nn.ModuleList(list(layers)[:count])
     try:
         yield

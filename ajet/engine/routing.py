@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ajet.engine.layers import causal_model
 from ajet.schema.errors import EngineError, FeatureUnavailableError
 
 KEY = "ajet.rollout.routing_replay"
@@ -74,7 +75,7 @@ def following(model: Any) -> Iterator[None]:
 
     A layer gets them with its other arguments, so a layer that is computed again in the backward pass gets its own.
     """
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    causal = causal_model(model)
     routers = routers_of(causal)
     number = {id(router): index for index, router in enumerate(routers)}
     with ExitStack() as stack:

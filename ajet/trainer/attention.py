@@ -27,11 +27,13 @@ from ajet.engine.attention_rules import (
     Rule,
     UnsupportedAttentionError,
     Visibility,
+    attend,
     attending,
     query_correction,
     visibility_of,
     visibility_of_mask,
 )
+from ajet.engine.layers import causal_model
 from ajet.trainer.block_attention import BlockAttention, Calls, has_cpu_kernel, plan_calls
 from ajet.trainer.pack import Blocks, Pack
 from ajet.trainer.tree_states import PackSegment, branching, segments_of
@@ -100,7 +102,7 @@ def pack_arguments(pack: Pack, plan: AttentionPlan) -> dict[str, Any]:
 def tree_attention(model: Any) -> Iterator[None]:
     """Replace the model's attention for the block (forward *and* backward), and restore it afterwards."""
     _register()
-    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base: Any = causal_model(model)
     with branching(base), attending(base, NAME):
         yield
 
@@ -186,15 +188,12 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, sees: Tensor | None, rule:
         sees = _row_sees(ALL, query.shape[2], query.device)
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    scores = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * (rule.scale or 1.0)
-    if rule.softcap is not None:
-        scores = torch.tanh(scores / rule.softcap) * rule.softcap
-    scores = scores.masked_fill(~sees, float("-inf"))
+    added = query.new_zeros(sees.shape).masked_fill_(~sees, float("-inf"))
+    output, lse_BHN = attend(query, key, value, added, rule.scale or query.shape[-1] ** -0.5, rule.softcap)
     if rule.sinks_H is not None:
-        sinks = rule.sinks_H.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, sinks], dim=-1)
-    share: Tensor = scores.softmax(-1)[..., : key.shape[2]]
-    return share.to(value.dtype) @ value
+        share_BHN = torch.sigmoid(lse_BHN - rule.sinks_H.to(lse_BHN.dtype)[:, None])
+        output = output * share_BHN[..., None].to(output.dtype)
+    return output
 
 
 STRIP = 2048

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ajet.engine.attention_rules import REFUSALS, describe_refusal, layer_shapes, length_dependent_rope
-from ajet.engine.layers import stated_kinds
+from ajet.engine.layers import carries_state, causal_model, stated_kinds
 from ajet.engine.quantization import parameter_count
 from ajet.engine.torch import replaced
 from ajet.schema.episode import ROOT, Call, CallTree, Run
@@ -124,9 +124,6 @@ def _checkpoint(layer: Any, call: Any, *inputs: Any) -> Any:
     return checkpoint(own, *inputs, use_reentrant=False)
 
 
-RECURRENT = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "ssm", "gated_delta", "hybrid")
-"""Layer types in transformers' `config.layer_types` that carry a state from token to token."""
-
 CHECK_TOKENS = 2048
 """Size of the comparison, in tokens of flat rows."""
 
@@ -142,17 +139,16 @@ A wrong mask causes a far larger difference, rounding in long rows a far smaller
 
 def carried_state(model: Any) -> str | None:
     """Which layers carry a state from token to token; None if none do."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    recurrent = sorted({kind for kind in stated_kinds(base) if any(word in kind for word in RECURRENT)})
-    if recurrent:
-        return f"{type(base).__name__} has layers that carry a state from token to token ({', '.join(recurrent)})"
-    stateful = getattr(base, "_is_stateful", False)
-    return f"{type(base).__name__} carries a state from token to token" if stateful else None
+    base = causal_model(model)
+    kinds = sorted(set(filter(carries_state, stated_kinds(base))))
+    if not kinds and not getattr(base, "_is_stateful", False):
+        return None
+    return f"{type(base).__name__} carries a state from token to token" + (f" ({', '.join(kinds)})" if kinds else "")
 
 
 def tree_support(model: Any) -> str | None:
     """Why this model can't compute packed trees, judging by its layers; None if it may be able to."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = causal_model(model)
     state = carried_state(base)
     if state is not None:
         if not can_branch(base):
@@ -406,6 +402,16 @@ Logprobs = dict[tuple[int, int], NDArray[np.float64]]
 """Logprobs of calls' trained tokens, by (episode of the batch, call)."""
 
 
+def logprobs_of(packs: Sequence[Pack], forward: Forward, model: Any) -> Logprobs:
+    """Of all trained tokens. Call this only inside a session of this model."""
+    known: Logprobs = {}
+    with torch.no_grad():
+        for pack in packs:
+            values = forward(model, pack).logprob_E.double().cpu().numpy()
+            known.update((key, values[where]) for key, where in pack.edges.by_call())
+    return known
+
+
 class ModelTeacher:
     """A Hugging Face causal model."""
 
@@ -418,10 +424,5 @@ class ModelTeacher:
     def logprobs(self, batch: Sequence[tuple[CallTree, EpisodeCredit]]) -> Logprobs:
         """The log-probabilities of all trained tokens, each at the temperature of its call."""
         items = items_of(batch)
-        forward = RowForward(self._budget)
-        known: Logprobs = {}
-        with torch.no_grad():
-            for pack in plan(items, self._costs, self._budget, [rows_for(self._model)]) if items else []:
-                values = forward(self._model, pack).logprob_E.double().cpu().numpy()
-                known.update((key, values[where]) for key, where in pack.edges.by_call())
-        return known
+        packs = plan(items, self._costs, self._budget, [rows_for(self._model)])
+        return logprobs_of(packs, RowForward(self._budget), self._model)

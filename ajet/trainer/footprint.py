@@ -33,11 +33,11 @@ from ajet.engine.attention_rules import (
     layer_shapes,
     one_sequence,
 )
-from ajet.engine.layers import first_layers, layer_kinds, layers_of, period_of
+from ajet.engine.layers import causal_model, first_layers, layer_kinds, layers_of, period_of
 from ajet.engine.quantization import bytes_in_4_bits, linear_layers
 from ajet.schema.errors import FeatureUnavailableError
 from ajet.trainer.executor import carried_state, checkpointing, rows_for, tree_support
-from ajet.trainer.forward import Entropy, Wanted, causal_model, chunk_of, run_edges
+from ajet.trainer.forward import Entropy, Wanted, chunk_of, run_edges
 from ajet.trainer.optimizer import GROUP_BYTES
 from ajet.trainer.pack import Layout
 
@@ -338,7 +338,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextmanager
 def _stand_in(model: Any, device: str) -> Iterator[None]:
     _register()
-    causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    causal: Any = causal_model(model)
     with attending(causal, NAME[device]), one_sequence(), _experts_of_any_format():
         yield
 

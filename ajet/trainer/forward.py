@@ -12,7 +12,6 @@ Shapes: E edges, P positions with logits, V vocabulary, B rows of a batch, N tok
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
@@ -25,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.utils.generic import ModelOutput
 
 from ajet.engine.attention_rules import forget_lengths, length_dependent_rope
+from ajet.engine.layers import causal_model
 from ajet.engine.routing import ARGUMENT as ROUTES
 from ajet.engine.torch import replaced
 from ajet.schema.errors import ConfigError, MissingDependencyError
@@ -75,32 +75,6 @@ class HiddenStates:
         with replaced(self._body, lambda *_inputs, **_options: output):
             logits_SV: Tensor = self._model(input_ids=self._input_ids, use_cache=False, logits_to_keep=0).logits[0]
         return logits_SV
-
-
-Take = Callable[[Tensor, int], tuple[Tensor, ...]]
-"""From the logits of some positions, and the number of the first of them, to what is wanted of each."""
-
-
-def in_chunks(hidden: HiddenStates, states_SW: Tensor, size: int, take: Take) -> tuple[Tensor, ...]:
-    """`take` of all positions, from at most `size` at a time. The backward pass computes the logits again instead of
-    keeping them."""
-
-    def part(states: Tensor, start: int) -> tuple[Tensor, ...]:
-        return take(hidden.logits(states), start)
-
-    parts: list[tuple[Tensor, ...]] = []
-    for start in range(0, len(states_SW), size):
-        states = states_SW[start : start + size]
-        if torch.is_grad_enabled():
-            parts.append(checkpoint(part, states, start, use_reentrant=False, preserve_rng_state=False))
-        else:
-            parts.append(part(states, start))
-    return tuple(torch.cat(values) for values in zip(*parts, strict=True))
-
-
-def causal_model(model: Any) -> Any:
-    """The model itself, without adapters around it."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 KEY = "ajet.trainer_common.logits_kernel"
@@ -306,7 +280,7 @@ def run_edges(
     targets = _Targets.of(wanted, entropy, device)
     hidden = HiddenStates.of(model, arguments) if chunk is not None else None
     if hidden is not None and chunk is not None:
-        found = in_chunks(hidden, _states(hidden, wanted), chunk, targets.take)
+        found = targets.take_in_chunks(hidden, _states(hidden, wanted), chunk)
     else:
         places, place_E = np.unique(wanted.position, return_inverse=True)
         keep = torch.from_numpy(places).to(device)
@@ -370,6 +344,22 @@ class _Targets:
         if self.entropy is Entropy.VALUE:
             log_EV = log_EV.detach()
         return logprob_E, -(log_EV.exp() * log_EV).sum(dim=-1)
+
+    def take_in_chunks(self, hidden: HiddenStates, states_EW: Tensor, size: int) -> tuple[Tensor, ...]:
+        """The same of all edges, from at most `size` at a time. The backward pass computes the logits again instead of
+        keeping them."""
+
+        def part(states: Tensor, start: int) -> tuple[Tensor, ...]:
+            return self.take(hidden.logits(states), start)
+
+        parts: list[tuple[Tensor, ...]] = []
+        for start in range(0, len(states_EW), size):
+            states = states_EW[start : start + size]
+            if torch.is_grad_enabled():
+                parts.append(checkpoint(part, states, start, use_reentrant=False, preserve_rng_state=False))
+            else:
+                parts.append(part(states, start))
+        return tuple(torch.cat(values) for values in zip(*parts, strict=True))
 
 
 def _device(model: Any) -> torch.device:

@@ -348,8 +348,11 @@ def policy_loss(
     at = edges.entry_edge_M
     old_E = edges.old_E if edges.old_E is not None else new_E.detach()
     weight_M = edges.weight_M
-    result = LossResult(new_E.sum() * 0.0)
-    note = _WeightedSums(result.sums, weight_M)
+    result = LossResult(new_E.sum() * 0.0, {"weight/sum": weight_M.sum()})
+
+    def note(name: str, value_M: Tensor) -> None:
+        result.sums[f"{name}/sum"] = (edges.weight_M * value_M).sum()
+
     loss = settings.policy_loss
     advantage_M = edges.advantage_M
     if not loss.imitates:
@@ -422,15 +425,3 @@ def trajectory_means(value_E: Tensor, trajectory_E: Tensor, given_T: Tensor | No
         sums, numbers = trajectory_sums(value_E, trajectory_E, int(trajectory_E.max()) + 1)
         given_T = sums / numbers.clamp(min=1)
     return given_T[trajectory_E]
-
-
-class _WeightedSums:
-    """Writes weighted sums into `sums`."""
-
-    def __init__(self, sums: dict[str, Tensor], weight_M: Tensor) -> None:
-        self._sums = sums
-        self._weight_M = weight_M
-        sums["weight/sum"] = weight_M.sum()
-
-    def __call__(self, name: str, value_M: Tensor) -> None:
-        self._sums[f"{name}/sum"] = (self._weight_M * value_M).sum()

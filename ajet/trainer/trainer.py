@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from ajet.trainer.executor import (
     checkpointing,
     choose,
     follow_sampler,
+    logprobs_of,
     plan,
 )
 from ajet.trainer.forward import Entropy, Forward, require_liger
@@ -37,13 +39,6 @@ from ajet.trainer.pack import Item, Layout, Pack, items_of
 log = logging.getLogger("ajet.trainer")
 
 Batch = Sequence[tuple[CallTree, EpisodeCredit]]
-
-
-class _Given(NamedTuple):
-    """What comes with a batch."""
-
-    teacher: Logprobs | None
-    sampled_by_this: bool
 
 
 class _Known(NamedTuple):
@@ -143,14 +138,16 @@ class Updater:
         items = items_of(batch)
         if items:
             norm = next(credit.norm for _, credit in batch if credit.trained)
-            self._train(items, norm, _Given(teacher, sampled_by_this), meter)
+            self._train(items, norm, teacher, sampled_by_this, meter)
         else:
             meter.values["tokens/trained"] = 0.0
         meter.values["train/updates"] = float(meter.applied)
         self._after_step(meter)
         return meter.values
 
-    def _train(self, items: list[Item], norm: LossNorm, given: _Given, meter: UpdateMeter) -> None:
+    def _train(
+        self, items: list[Item], norm: LossNorm, teacher: Logprobs | None, sampled_by_this: bool, meter: UpdateMeter
+    ) -> None:
         """Every pass over the batch."""
         began = time.perf_counter()
         forward, layouts = self._executor(items)
@@ -160,7 +157,7 @@ class Updater:
         with self._checkpointing(), forward.session(self.model), self._following():
             first, *others = packs_of
             alone = self._yields_old(first)
-            self.before |= self._old(forward, others if alone else packs_of, items, given)
+            self.before |= self._old(forward, others if alone else packs_of, items, sampled_by_this)
             reference = self._reference_logprobs(forward, packs_of)
             meter.time("time/logprobs", began)
             began = time.perf_counter()
@@ -169,7 +166,7 @@ class Updater:
                     packs_of = [self._plan(part, layouts) for part in self._mini_batches(items, norm)]
                 for packs in packs_of:
                     old = None if alone and packs is first else self.before
-                    self._step(forward, packs, _Known(old, reference, given.teacher), meter)
+                    self._step(forward, packs, _Known(old, reference, teacher), meter)
         meter.time("time/update", began)
 
     def _yields_old(self, first: list[Pack]) -> bool:
@@ -177,16 +174,16 @@ class Updater:
         spread = self.settings.loss.sums_sampler and len(first) > 1
         return not spread and not self._dropouts
 
-    def _old(self, forward: Forward, packs_of: list[list[Pack]], items: list[Item], given: _Given) -> Logprobs:
+    def _old(self, forward: Forward, packs_of: list[list[Pack]], items: list[Item], sampled_by_this: bool) -> Logprobs:
         """π_old of these packs: as the sampler recorded it, if that is the same, or from a forward pass."""
         if not packs_of:
             return {}
         dtype = next(self.model.parameters()).dtype
-        if not given.sampled_by_this or self._sampler_agrees is False or dtype not in (torch.float32, torch.float64):
-            return self._logprobs(forward, packs_of, self.model)
+        if not sampled_by_this or self._sampler_agrees is False or dtype not in (torch.float32, torch.float64):
+            return logprobs_of(list(chain(*packs_of)), forward, self.model)
         recorded = _recorded(items)
         if self._sampler_agrees is None:
-            old = self._logprobs(forward, packs_of, self.model)
+            old = logprobs_of(list(chain(*packs_of)), forward, self.model)
             gap = max(float(np.abs(values - recorded[key]).max()) for key, values in old.items())
             self._sampler_agrees = gap <= TOLERANCE[dtype]
             if not self._sampler_agrees:
@@ -278,23 +275,12 @@ class Updater:
     def _reference_logprobs(self, forward: Forward, packs_of: list[list[Pack]]) -> Logprobs | None:
         if not self._wants_reference:
             return None
-        packs_of = [[replace(pack, experts=None) for pack in packs] for packs in packs_of]  # it has routes of its own
+        packs = [replace(pack, experts=None) for packs in packs_of for pack in packs]  # it has routes of its own
         if self.reference is None:
             with self.model.disable_adapter():
-                return self._logprobs(forward, packs_of, self.model)
+                return logprobs_of(packs, forward, self.model)
         with forward.session(self.reference):
-            return self._logprobs(forward, packs_of, self.reference)
-
-    def _logprobs(self, forward: Forward, packs_of: list[list[Pack]], model: Any) -> Logprobs:
-        """Compute log-probabilities. Call this only inside a session of this model."""
-        known: Logprobs = {}
-        with torch.no_grad():
-            for packs in packs_of:
-                for pack in packs:
-                    values = forward(model, pack).logprob_E.double().cpu().numpy()
-                    for key, where in pack.edges.by_call():
-                        known[key] = values[where]
-        return known
+            return logprobs_of(packs, forward, self.reference)
 
     def _measure(self, batch: Batch, model: Any, *, as_sampled: bool = False) -> Logprobs:
         items = items_of(batch)
@@ -302,7 +288,7 @@ class Updater:
             return {}
         forward, layouts = self._executor(items)
         with forward.session(model), self._following() if as_sampled else nullcontext():
-            return self._logprobs(forward, [self._plan(items, layouts, as_sampled=as_sampled)], model)
+            return logprobs_of(self._plan(items, layouts, as_sampled=as_sampled), forward, model)
 
     def _plan(self, items: list[Item], layouts: Sequence[Layout], *, as_sampled: bool = True) -> list[Pack]:
         packs = plan(items, self._costs, self.budget, layouts)

@@ -11,6 +11,7 @@ import torch
 
 from ajet.schema.chat import Sampling
 from ajet.trainer import loss as losses
+from ajet.trainer import trainer as trainer_module
 from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit, LossNorm
 from ajet.trainer.executor import Chosen
 from ajet.trainer.forward import RowForward
@@ -222,27 +223,28 @@ def recorded_by(model: Any, batch: Any, off: float = 0.0) -> Any:
     return batch
 
 
-class CountingUpdater(Updater):
-    """Counts the passes that only measure."""
-
-    passes = 0
-
-    def _logprobs(self, *given: Any) -> Any:
-        self.passes += 1
-        return super()._logprobs(*given)
-
-
 @pytest.mark.parametrize("loss", [losses.PPO, losses.GSPO])
-def test_the_samplers_own_logprobs_save_a_pass_and_change_nothing(loss: PolicyLoss) -> None:
+def test_the_samplers_own_logprobs_save_a_pass_and_change_nothing(
+    loss: PolicyLoss, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = TrainSettings(LossSettings(loss), OptimSettings(lr=1e-3), mini_batches=3, epochs=2, max_tokens=60)
     batches = [credited_batch(2), credited_batch(3)]
+    measured = trainer_module.logprobs_of
     found = []
     for sampled_by_this in (False, True):
-        model = small_model()
-        trainer = CountingUpdater(model, settings)
+        model, passes = small_model(), [0]
+        trainer = Updater(model, settings)
+
+        def counted(*given: Any, passes: list[int] = passes) -> Any:
+            passes[0] += 1
+            return measured(*given)
+
         for batch in batches:
-            trainer.update(recorded_by(model, batch), sampled_by_this=sampled_by_this)
-        found.append((weights(model), trainer.passes))
+            recorded = recorded_by(model, batch)
+            with monkeypatch.context() as patch:
+                patch.setattr(trainer_module, "logprobs_of", counted)
+                trainer.update(recorded, sampled_by_this=sampled_by_this)
+        found.append((weights(model), passes[0]))
     (plain, every), (saved, once) = found
     assert (every, once) == (2, 1), "the first batch is compared, and only the first"
     assert gap(plain, saved) < 1e-5

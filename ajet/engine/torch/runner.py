@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ajet.engine.attention_rules import REFUSALS, LayerShape, describe_refusal, layer_shapes, length_dependent_rope
-from ajet.engine.layers import stated_kinds
+from ajet.engine.layers import carries_state, stated_kinds
 from ajet.engine.routing import noting, routers_of
 from ajet.engine.torch.attention import StepLayout, serving
 from ajet.engine.torch.kv_cache import KVPool, KVShape
@@ -26,8 +26,6 @@ from ajet.engine.torch.states import Mixer, StepStates, goes_on, mixers_of, mixi
 from ajet.schema.chat import Sampling
 from ajet.schema.errors import EngineError, FeatureUnavailableError
 
-WITH_STATE = {"linear_attention", "conv", "mamba", "hybrid", "recurrent"}
-"""Kinds of layers, as transformers names them, that keep a state."""
 PROBE_TOKENS = 24
 """Tokens of the comparison, beyond the longest window."""
 COMPARED = 4
@@ -179,7 +177,7 @@ class ServedShape(NamedTuple):
 
 def _kept_elsewhere(model: PreTrainedModel, mixers: list[int]) -> str | None:
     """The types of layers that should have a state, and showed none."""
-    missing = {kind for layer, kind in enumerate(stated_kinds(model)) if layer not in mixers and kind in WITH_STATE}
+    missing = {kind for layer, kind in enumerate(stated_kinds(model)) if layer not in mixers and carries_state(kind)}
     return ", ".join(sorted(missing)) or None
 
 
