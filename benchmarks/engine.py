@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -29,6 +31,7 @@ from common import write_result
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.commands import TorchEngineSettings
 from ajet.engine.torch.engine import TorchEngine
+from ajet.engine.torch.kv_cache import PrefixCache
 from ajet.schema.chat import GenerateRequest, Sampling
 
 CHART = Path(__file__).parent.parent / "docs" / "assets" / "engine.svg"
@@ -54,8 +57,12 @@ def _rates(load: Load, cpu: float, wall: float) -> dict[str, float]:
 
 def embedded(load: Load, *, prefix_cache: bool = True) -> dict[str, Any]:
     """Conversations that go on as soon as their own reply is there."""
-    settings = TorchEngineSettings(max_model_len=MAX_LENGTH, max_num_seqs=128, prefix_cache=prefix_cache)
-    engine = TorchEngine(MODEL, settings)
+    with contextlib.nullcontext() if prefix_cache else mock.patch.object(PrefixCache, "find", lambda *_: None):
+        return _embedded(load)
+
+
+def _embedded(load: Load) -> dict[str, Any]:
+    engine = TorchEngine(MODEL, TorchEngineSettings(max_model_len=MAX_LENGTH, max_num_seqs=128))
     asyncio.run(engine.ready())
     latencies: list[float] = []
 

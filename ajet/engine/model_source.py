@@ -362,22 +362,15 @@ def _hub_is_reachable() -> bool:
 
 def _tokenizer_loader(path: str) -> Any:
     """Avoids `AutoTokenizer` when the class is known: it imports torch, which takes a second."""
-    if _has_tiny_tokenizer(Path(path)):
+    from ajet.engine.tiny_tokenizer import MARK
+
+    if json_file(Path(path) / "tokenizer_config.json").get(MARK):
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast
     from transformers import AutoTokenizer
 
     return AutoTokenizer
-
-
-def _has_tiny_tokenizer(folder: Path) -> bool:
-    file = folder / "tokenizer_config.json"
-    if not file.is_file():
-        return False
-    from ajet.engine.tiny_tokenizer import MARK
-
-    return bool(json_file(file).get(MARK))
 
 
 @contextmanager
@@ -414,7 +407,5 @@ def torch_dtype(name: str, device: str) -> torch.dtype:
 
     if name == "auto":
         return torch.float32 if device == "cpu" else torch.bfloat16
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise ConfigError(f"model.dtype {name!r} isn't a number format: use auto, float32, bfloat16 or float16")
+    found: torch.dtype = getattr(torch, name)
     return found

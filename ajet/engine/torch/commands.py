@@ -28,7 +28,6 @@ class TorchEngineSettings:
     """Maximum tokens of a forward pass: long prompts are split, so that replies in flight go on meanwhile."""
     kv_cache_gb: float | None = None
     """Memory for keys and values of replies in flight and cached prefixes. None: a share of the free memory."""
-    prefix_cache: bool = True
     deterministic: bool = False
     """Fixed shapes: a reply depends only on its prompt, its parameters, its seed and the weights."""
     notes_experts: bool = False

@@ -50,10 +50,7 @@ class TorchEngine:
         self._settings = settings
         self._inbox: Inbox = queue.SimpleQueue()
         self._loaded: Future[EngineThread] = Future()
-        self._dead: Exception | None = None
-        self._thread = threading.Thread(
-            target=_live, args=(weakref.ref(self), model, settings, self._inbox, self._loaded), daemon=True
-        )
+        self._thread = threading.Thread(target=_live, args=(model, settings, self._inbox, self._loaded), daemon=True)
         self._thread.name = "ajet-engine"
         self._thread.start()
         weakref.finalize(self, _close, self._inbox, self._thread)
@@ -122,8 +119,6 @@ class TorchEngine:
         self._inbox.put(lambda worker: worker.close())
         if self._loaded.done():  # loading can't be interrupted: the thread ends after it, or with the interpreter
             await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
-        if self._dead is None:
-            self._dead = EngineError("the engine is closed")
 
     async def _ask(self, action: Callable[[EngineThread], Any]) -> Any:
         """Have the thread do this between two steps; returns what it returns."""
@@ -137,15 +132,11 @@ class TorchEngine:
         self._check_alive()  # the thread may have emptied its inbox for the last time meanwhile
 
     def _check_alive(self) -> None:
-        if self._dead is not None:
-            raise EngineError(f"the embedded engine has ended: {self._dead}") from self._dead
-
-    def _died(self, error: Exception) -> None:
-        self._dead = error
+        if self._loaded.done() and (death := self._loaded.result().death) is not None:
+            raise EngineError(str(death)) from death
 
 
 def _live(
-    engine: weakref.ref[TorchEngine],
     model: str | Path | ModelSource | PreTrainedModel,
     settings: TorchEngineSettings,
     inbox: Inbox,
@@ -156,7 +147,6 @@ def _live(
         worker = _load(model, settings, inbox)
     except Exception as error:  # noqa: BLE001 - `ready` raises it
         failure = error if isinstance(error, AjetError) else EngineError(f"the model could not be loaded: {error!r}")
-        _note_death(engine, failure)
         loaded.set_exception(failure)
         return
     loaded.set_result(worker)
@@ -166,7 +156,6 @@ def _live(
     except Exception as error:  # whatever ends the thread, those who wait for it must learn of it
         log.exception("the embedded engine died")
         death = error if isinstance(error, EngineError) else EngineError(repr(error))
-    _note_death(engine, death)
     worker.die(EngineError(f"the embedded engine has ended: {death}"))
 
 
@@ -184,12 +173,6 @@ def _load(
     else:
         source, weights = ModelSource.resolve(str(model.config.name_or_path)), model
     return EngineThread(weights, source.tokenizer(), settings, inbox, cpu_threads)
-
-
-def _note_death(engine: weakref.ref[TorchEngine], error: Exception) -> None:
-    alive = engine()
-    if alive is not None:
-        alive._died(error)
 
 
 def _close(inbox: Inbox, thread: threading.Thread) -> None:

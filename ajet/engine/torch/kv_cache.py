@@ -5,9 +5,9 @@ then runs at the speed of memory, without gathering blocks first. Slots of the s
 a step reads the rows of a slab with one call. Slots know what they copied from each other, so a step can read what
 several of them have in common from one of them. Memory is bounded (`KVPool`).
 
-`PrefixCache` finds sequences by a chain of hashes over blocks of tokens. The chain starts from the policy version, so
-what old weights computed is never found under new ones. The length of a match is then counted token by token, so a hash
-collision only costs time. Idle sequences are dropped in the order of their last use.
+`PrefixCache` finds sequences by a chain of hashes over blocks of tokens. New weights empty it. The length of a match is
+then counted token by token, so a hash collision only costs time. Idle sequences are dropped in the order of their last
+use.
 
 Shapes: L layers, S slots of a slab, H key/value heads, C capacity in tokens, D head size.
 """
@@ -66,33 +66,28 @@ class KVShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """The state of one mixer, of one or several sequences (first dimension): what its convolution saw last, and what
-    its recurrence holds, by the numbers that transformers gives them."""
+    """The state of one mixer, of one or several sequences (first dimension)."""
 
-    conv: dict[int, torch.Tensor] = field(default_factory=dict)
-    recurrent: dict[int, torch.Tensor] = field(default_factory=dict)
+    tensors: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    """What its convolution saw last ("conv"), and what its recurrence holds ("recurrent"), each by the number that
+    transformers gives it."""
 
     @classmethod
     def together(cls, states: list[LayerState]) -> LayerState:
         """A copy, as mixers write into it."""
-
-        def joined(parts: list[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor]:
-            return {number: torch.cat([part[number] for part in parts]) for number in parts[0]}
-
-        return cls(joined([state.conv for state in states]), joined([state.recurrent for state in states]))
+        return cls({key: torch.cat([state.tensors[key] for state in states]) for key in states[0].tensors})
 
     def of(self, index: int) -> LayerState:
         """One sequence's part."""
-        here = slice(index, index + 1)
-        return LayerState(*({key: each[here] for key, each in part.items()} for part in (self.conv, self.recurrent)))
+        return LayerState({key: each[index : index + 1] for key, each in self.tensors.items()})
 
     def alone(self) -> LayerState:
         """The same without the memory of the batch that it was computed in."""
-        return LayerState(*({key: each.clone() for key, each in part.items()} for part in (self.conv, self.recurrent)))
+        return LayerState({key: each.clone() for key, each in self.tensors.items()})
 
     @property
     def bytes(self) -> int:
-        return sum(each.numel() * each.element_size() for each in (*self.conv.values(), *self.recurrent.values()))
+        return sum(each.numel() * each.element_size() for each in self.tensors.values())
 
 
 class Slab:
@@ -328,8 +323,7 @@ class Match(NamedTuple):
 class PrefixCache:
     """Finds sequences by their tokens, and keeps the idle ones."""
 
-    def __init__(self, version: int, *, stateful: bool = False) -> None:
-        self._version = version
+    def __init__(self, *, stateful: bool = False) -> None:
         self._stateful = stateful
         self._by_block: dict[int, dict[Sequence, None]] = {}
         self._idle: OrderedDict[Sequence, None] = OrderedDict()
@@ -340,7 +334,7 @@ class PrefixCache:
     def find(self, tokens: list[int]) -> Match | None:
         """The sequence with the longest common prefix, idle or in flight, computed yet or not."""
         holders: dict[Sequence, None] = {}
-        chained = hash(("version", self._version))
+        chained = 0
         for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
             chained = hash((chained, tuple(tokens[start : start + BLOCK])))
             deeper = self._by_block.get(chained)
@@ -361,7 +355,7 @@ class PrefixCache:
         tokens, hashes = sequence.tokens, sequence.hashes
         while len(tokens) >= (len(hashes) + 1) * BLOCK:
             start = len(hashes) * BLOCK
-            before = hashes[-1] if hashes else hash(("version", self._version))
+            before = hashes[-1] if hashes else 0
             chained = hash((before, tuple(tokens[start : start + BLOCK])))
             hashes.append(chained)
             self._by_block.setdefault(chained, {})[sequence] = None
@@ -394,7 +388,7 @@ class PrefixCache:
         """The least recently used idle sequence."""
         return next((sequence for sequence in self._idle if sequence is not besides), None)
 
-    def start_version(self, version: int) -> list[Sequence]:
+    def clear(self) -> list[Sequence]:
         """New weights: nothing cached is found any more. Returns the idle sequences, whose storage can be released."""
         idle = list(self._idle)
         for holders in self._by_block.values():
@@ -402,7 +396,6 @@ class PrefixCache:
                 sequence.hashes = []
         self._by_block.clear()
         self._idle.clear()
-        self._version = version
         return idle
 
 

@@ -87,9 +87,7 @@ class Scheduler:
         max_model_len: int,
         max_running: int,
         tokens_per_step: int,
-        prefix_cache: bool = True,
         deterministic: bool = False,
-        version: int = 0,
     ) -> None:
         self.pool = pool
         self.max_model_len = max_model_len
@@ -97,11 +95,10 @@ class Scheduler:
         self.max_running, self.tokens_per_step = self._limits
         """What is allowed now: less after memory ran out, until new weights come."""
         self._stateful = pool.shape.state_bytes > 0
-        self.cache = PrefixCache(version, stateful=self._stateful)
-        self.version = version
+        self.cache = PrefixCache(stateful=self._stateful)
+        self.version = 0
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
-        self._use_cache = prefix_cache
         self._deterministic = deterministic
         self.preemptions = 0
         self.computed_prompt_tokens = 0
@@ -150,8 +147,7 @@ class Scheduler:
     def drawn(self, job: Job, draw: Draw, decode: Any) -> StopMatch | None:
         """Add a drawn token to its job. If that ends the reply, release the job and return how it ended."""
         job.take(draw, self.version)
-        if self._use_cache:
-            self.cache.register(job.sequence)
+        self.cache.register(job.sequence)
         stop = job.stop_rule.check(job.draw_state.drawn, decode)
         if stop is not None:
             self.release(job)
@@ -162,7 +158,7 @@ class Scheduler:
         if job in self.running:
             self.running.remove(job)
             sequence = job.sequence
-            if self._use_cache and sequence.lendable:
+            if sequence.lendable:
                 self.cache.retire(sequence)
             else:
                 self._drop(sequence)
@@ -171,14 +167,13 @@ class Scheduler:
 
     def start_version(self, version: int) -> None:
         """New weights: drop everything computed so far. Replies in flight continue; their context is recomputed."""
-        for sequence in self.cache.start_version(version):
+        for sequence in self.cache.clear():
             self._drop(sequence)
         self.version = version
         self.max_running, self.tokens_per_step = self._limits  # a trainer's memory may be free again
         for job in self.running:
             job.sequence.computed = 0
-            if self._use_cache:
-                self.cache.register(job.sequence)
+            self.cache.register(job.sequence)
 
     def shrink(self) -> bool:
         """Memory is short: drop what is idle, halve the step and the batch. False if there was nothing to give up.
@@ -222,7 +217,7 @@ class Scheduler:
     def _start(self, job: Job) -> bool:
         """Give a job storage, including as much of its prompt as is computed already. False if memory is short."""
         tokens = job.sequence.tokens
-        match = self.cache.find(tokens) if self._use_cache else None
+        match = self.cache.find(tokens)
         shared = 0
         if match is not None:
             wanted = min(match.length, len(tokens) - 1)
@@ -270,8 +265,7 @@ class Scheduler:
         if not job.draw_state.drawn:
             job.cached_tokens = shared
         self.running.append(job)
-        if self._use_cache:
-            self.cache.register(sequence)
+        self.cache.register(sequence)
         return True
 
     def _take_over(self, source: Sequence) -> KV | None:

@@ -34,10 +34,10 @@ class LayerCache:
         self.state = LayerState() if state is None else state
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        return self.state.conv.get(state_idx)
+        return self.state.tensors.get(("conv", state_idx))
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        return self.state.recurrent.get(state_idx)
+        return self.state.tensors.get(("recurrent", state_idx))
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return False
@@ -46,20 +46,20 @@ class LayerCache:
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None
     ) -> Tensor:
         """Returns what the convolution runs over: what it saw before, and the new."""
-        before = self.state.conv.get(state_idx)
+        before = self.get_conv_state(layer_idx, state_idx)
         if before is None:
             size = conv_kernel_size or conv_states.shape[-1]
             full = torch.nn.functional.pad(conv_states, (max(0, size - conv_states.shape[-1]), 0))
         else:
             size = before.shape[-1]
             full = torch.cat([before, conv_states], dim=-1)
-        self.state.conv[state_idx] = full[..., -size:].clone()
+        self.state.tensors["conv", state_idx] = full[..., -size:].clone()
         return full
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
-        before = self.state.recurrent.get(state_idx)
+        before = self.get_recurrent_state(layer_idx, state_idx)
         new = recurrent_states if before is None else recurrent_states.to(before.dtype)
-        self.state.recurrent[state_idx] = new
+        self.state.tensors["recurrent", state_idx] = new
         return new
 
 
@@ -96,7 +96,7 @@ def mixers_of(model: Any) -> list[Mixer]:
     def watched(module: Any, own: Any, *inputs: Any, **options: Any) -> Any:
         cache = LayerCache()
         output = own(*inputs, **{**options, candidates[module]: cache})
-        if cache.state.conv or cache.state.recurrent:
+        if cache.state.tensors:
             found.append(Mixer(module, int(module.layer_idx), candidates[module], cache.state.bytes))
         return output
 
@@ -120,10 +120,11 @@ def goes_on(mixer: Mixer, model: Any) -> bool:
     def computed(held: float) -> tuple[Tensor, bool]:
         cache = LayerCache()
         mixer.module(hidden_BTW, **{mixer.cache: cache})
-        for state in cache.state.recurrent.values():
+        recurrent = [state for (kind, _), state in cache.state.tensors.items() if kind == "recurrent"]
+        for state in recurrent:
             state.fill_(held)
         output: Tensor = mixer.module(hidden_BTW, **{mixer.cache: cache})
-        return output, bool(cache.state.recurrent)
+        return output, bool(recurrent)
 
     with torch.inference_mode():
         (one, recurs), (other, _) = computed(0.0), computed(1.0)

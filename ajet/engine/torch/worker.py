@@ -94,7 +94,6 @@ class EngineThread:
             max_model_len=limit,
             max_running=max_running,
             tokens_per_step=settings.tokens_per_step,
-            prefix_cache=settings.prefix_cache,
             deterministic=settings.deterministic,
         )
 
