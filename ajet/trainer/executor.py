@@ -21,7 +21,7 @@ from ajet.engine.layers import carries_state, causal_model, stated_kinds
 from ajet.engine.quantization import parameter_count
 from ajet.engine.torch import replaced
 from ajet.schema.episode import ROOT, Call, CallTree, Run
-from ajet.trainer.attention import attention_left_whole
+from ajet.trainer.attention import attention_left_whole, can_branch
 from ajet.trainer.credit.estimators import EpisodeCredit
 from ajet.trainer.forward import (
     EdgeLogprobs,
@@ -34,7 +34,6 @@ from ajet.trainer.forward import (
     why_not_liger,
 )
 from ajet.trainer.pack import Item, Layout, Pack, items_of, make_packs
-from ajet.trainer.tree_states import can_branch
 
 log = logging.getLogger("ajet.trainer")
 

@@ -12,10 +12,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from ajet.backbone.local.learner import linear_modules
+from ajet.trainer.attention import ROOT, calls_of, segments_of
 from ajet.trainer.executor import tree_support
 from ajet.trainer.forward import Forward, PackForward, RowForward
 from ajet.trainer.pack import Layout, items_of, make_packs
-from ajet.trainer.tree_states import ROOT, calls_of, segments_of
 from support.hybrids import STATEFUL, hybrid_model
 from support.random_batches import credited_batch
 
