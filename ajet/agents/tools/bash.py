@@ -10,12 +10,20 @@ import asyncio
 import posixpath
 import secrets
 import shlex
-from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
-from ajet.agents.tools.tool import Arguments, OpenTool, ToolContext, ToolResult, ToolSetupError, decode, shorten
+from ajet.agents.tools.tool import (
+    Arguments,
+    OpenTool,
+    StatelessTool,
+    ToolContext,
+    ToolResult,
+    ToolSetupError,
+    decode,
+    shorten,
+)
 from ajet.environment.sandboxes import ExecResult, Sandbox
-
-OnText = Callable[[str], None]
 
 COMMAND_BYTES = 120_000
 """Linux takes no argument of 128 KiB."""
@@ -37,9 +45,8 @@ class Bash:
         timeout: float = 60.0,
         output_chars: int = 16_000,
         cwd: str = "",
-        on_output: OnText | None = None,
     ) -> None:
-        """`timeout`: the longest that a command may run; `on_output` is shown output as it comes."""
+        """`timeout`: the longest that a command may run."""
         self.name = name
         self.description = (
             "Run a shell command and see what it prints, and its exit code. The working directory and exported "
@@ -62,12 +69,11 @@ class Bash:
         self._timeout = timeout
         self._output_chars = output_chars
         self._cwd = cwd
-        self._on_output = on_output
 
     async def open(self, context: ToolContext) -> OpenTool:
         sandbox = need_sandbox(context, self.name)
         folder = posixpath.join(sandbox.workspace, self._cwd)
-        return _OpenBash(sandbox, folder, self._timeout, self._output_chars, self._on_output)
+        return _OpenBash(sandbox, folder, self._timeout, self._output_chars)
 
 
 def need_sandbox(context: ToolContext, name: str) -> Sandbox:
@@ -83,14 +89,11 @@ def need_sandbox(context: ToolContext, name: str) -> Sandbox:
 class _OpenBash:
     """One episode's shell."""
 
-    def __init__(
-        self, sandbox: Sandbox, folder: str, timeout: float, output_chars: int, on_output: OnText | None
-    ) -> None:
+    def __init__(self, sandbox: Sandbox, folder: str, timeout: float, output_chars: int) -> None:
         self._sandbox = sandbox
         self._folder = folder
         self._timeout = timeout
         self._output_chars = output_chars
-        self._on_output = on_output
         self._state = f"/tmp/.shell-{secrets.token_hex(6)}"
         self._turn = asyncio.Lock()
 
@@ -98,15 +101,13 @@ class _OpenBash:
         if len(arguments["command"].encode("utf-8", "replace")) > COMMAND_BYTES:
             return ToolResult(TOO_LONG, success=False)
         timeout = min(float(arguments.get("timeout", self._timeout)), self._timeout)
-        show = self._on_output
         async with self._turn:
-            result = await self._sandbox.exec(
-                self._script(arguments["command"]),
-                timeout=timeout,
-                on_output=None if show is None else lambda chunk: show(chunk.decode("utf-8", "replace")),
-            )
+            result = await self._sandbox.exec(self._script(arguments["command"]), timeout=timeout)
             await self._remember()
-        return self._answer(result, timeout)
+        stopped = f"[stopped after {timeout:g} s; what it printed until then is above]"
+        output = _shown(result, stopped, self._output_chars) or "[no output]"
+        data = {**_data(result), "truncated": result.truncated, "cwd": self._folder}
+        return ToolResult(output, result.exit_code == 0, data)
 
     def _script(self, command: str) -> list[str]:
         """The command, between what the last one left and what this one leaves. A `trap` keeps it: it may `exit`. It
@@ -133,37 +134,39 @@ class _OpenBash:
         if folder.startswith("/"):
             self._folder = folder
 
-    def _answer(self, result: ExecResult, timeout: float) -> ToolResult:
-        stdout, stderr = decode(result.stdout), decode(result.stderr)
-        parts = [shorten(text.rstrip("\n"), self._output_chars) for text in (stdout, stderr) if text.strip()]
-        if result.timed_out:
-            parts.append(f"[stopped after {timeout:g} s; what it printed until then is above]")
-        elif result.exit_code:
-            parts.append(f"[exit code {result.exit_code}{_meaning(result.exit_code)}]")
-        data = {
-            "stdout": stdout,
-            "stderr": stderr,
-            "exit_code": result.exit_code,
-            "timed_out": result.timed_out,
-            "truncated": result.truncated,
-            "cwd": self._folder,
-        }
-        return ToolResult("\n".join(parts) or "[no output]", result.exit_code == 0, data)
-
     async def close(self) -> None:
         """The sandbox goes with the episode."""
 
 
-def _meaning(code: int) -> str:
+def _shown(result: ExecResult, stopped: str, chars: int) -> str:
+    """What the model sees of a program: what it printed, and how it ended. `stopped`: if its time was over."""
+    texts = (decode(result.stdout), decode(result.stderr))
+    parts = [shorten(text.rstrip("\n"), chars) for text in texts if text.strip()]
+    if result.timed_out:
+        parts.append(stopped)
+    elif result.exit_code:
+        parts.append(f"[exit code {result.exit_code}{MEANINGS.get(result.exit_code, '')}]")
+    return "\n".join(parts)
+
+
+def _data(result: ExecResult) -> dict[str, Any]:
     return {
-        126: ": it can't be executed",
-        127: ": command not found",
-        137: ": killed, for example because it used too much memory or made too many files",
-        139: ": it crashed",
-    }.get(code, "")
+        "stdout": decode(result.stdout),
+        "stderr": decode(result.stderr),
+        "exit_code": result.exit_code,
+        "timed_out": result.timed_out,
+    }
 
 
-class Python:
+MEANINGS = {
+    126: ": it can't be executed",
+    127: ": command not found",
+    137: ": killed, for example because it used too much memory or made too many files",
+    139: ": it crashed",
+}
+
+
+class Python(StatelessTool):
     """The tool `python`: runs a program and returns what it prints."""
 
     limits_itself = True
@@ -191,31 +194,13 @@ class Python:
         self._output_chars = output_chars
         self._interpreter = interpreter
 
-    async def open(self, context: ToolContext) -> OpenTool:
-        return _OpenPython(need_sandbox(context, self.name), self._interpreter, self._timeout, self._output_chars)
-
-
-class _OpenPython:
-    def __init__(self, sandbox: Sandbox, interpreter: str, timeout: float, output_chars: int) -> None:
-        self._sandbox = sandbox
-        self._interpreter = interpreter
-        self._timeout = timeout
-        self._output_chars = output_chars
-
-    async def call(self, arguments: Arguments) -> ToolResult:
+    async def run(self, arguments: Arguments, context: ToolContext) -> ToolResult:
+        sandbox = need_sandbox(context, self.name)
         file = f"/tmp/program-{secrets.token_hex(4)}.py"
-        await self._sandbox.write(file, arguments["code"].encode("utf-8", "replace"))
-        result = await self._sandbox.exec(
+        await sandbox.write(file, arguments["code"].encode("utf-8", "replace"))
+        result = await sandbox.exec(
             [self._interpreter, file], timeout=self._timeout, env={"PYTHONDONTWRITEBYTECODE": "1"}
         )
-        stdout, stderr = decode(result.stdout), decode(result.stderr).replace(file, "program.py")
-        parts = [shorten(text.rstrip("\n"), self._output_chars) for text in (stdout, stderr) if text.strip()]
-        if result.timed_out:
-            parts.append(f"[stopped after {self._timeout:g} s]")
-        elif result.exit_code:
-            parts.append(f"[exit code {result.exit_code}]")
-        data = {"stdout": stdout, "stderr": stderr, "exit_code": result.exit_code, "timed_out": result.timed_out}
-        return ToolResult("\n".join(parts) or "[no output: print the result]", result.exit_code == 0, data)
-
-    async def close(self) -> None:
-        """The sandbox goes with the episode."""
+        result = replace(result, stderr=result.stderr.replace(file.encode(), b"program.py"))
+        output = _shown(result, f"[stopped after {self._timeout:g} s]", self._output_chars)
+        return ToolResult(output or "[no output: print the result]", result.exit_code == 0, _data(result))

@@ -13,11 +13,11 @@ import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from pydantic import ValidationError
 
-from ajet.agents.tools.function_tool import FunctionTool, arguments_of, check_name, values_of
+from ajet.agents.tools.function_tool import FunctionTool, arguments_of, check_name, run_in_thread, values_of
 from ajet.agents.tools.tool import (
     Arguments,
     StatelessTool,
@@ -38,30 +38,17 @@ from ajet.schema.user_code import ARROW, load_symbol
 
 
 def adapted(value: Any) -> Tool | None:
-    """A tool of another library, or a class of one, as one of ours. None: it is none."""
-    for base, adapt in _known():
-        if isinstance(value, type) and issubclass(value, base):
-            return adapt(value())
-        if isinstance(value, base):
-            return adapt(value)
-    return None
-
-
-def is_foreign(value: Any) -> bool:
-    """Whether it is a tool of another library, or a class of one."""
+    """A tool of another library, or a class of one, as one of ours. None: it is none. A library that isn't imported
+    has made no tool."""
     kind = value if isinstance(value, type) else type(value)
-    return any(issubclass(kind, base) for base, _ in _known())
-
-
-def _known() -> Iterator[tuple[type, Callable[[Any], Tool]]]:
-    """The libraries' base classes. A library that isn't imported has made no tool."""
     for module, name, adapt in (
         ("langchain_core.tools", "BaseTool", from_langchain),
         ("agentscope.tool", "ToolBase", from_agentscope),
     ):
         base = getattr(sys.modules.get(module), name, None)
-        if isinstance(base, type):
-            yield base, adapt
+        if isinstance(base, type) and issubclass(kind, base):
+            return adapt(value() if value is kind else value)
+    return None
 
 
 # ------------------------------------------------------------ LangChain
@@ -90,26 +77,16 @@ class _LangChainTool(StatelessTool):
         return ToolResult(text, getattr(message, "status", "success") != "error", plain(content))
 
 
-@overload
-def to_langchain(tool: Tool, context: ToolContext | None = None) -> Any: ...
-
-
-@overload
-def to_langchain(tool: Toolset, context: ToolContext | None = None) -> list[Any]: ...
-
-
-def to_langchain(tool: Tool | Toolset, context: ToolContext | None = None) -> Any:
-    """A LangChain tool that calls ours, or a list of them for a toolset. LangChain tells the model what fails."""
+def to_langchain(toolset: Toolset) -> list[Any]:
+    """LangChain tools that call those of an open toolset. LangChain tells the model what fails."""
     try:
         from langchain_core.tools import StructuredTool, ToolException
     except ImportError:
         raise MissingDependencyError(f"to_langchain needs LangChain: {install_command('langchain')}") from None
 
-    def made(schema: dict[str, Any]) -> Any:
-        function = schema["function"]
-
+    def made(function: dict[str, Any]) -> Any:
         async def call(**arguments: Any) -> str:
-            result = await _called(tool, context, function["name"], arguments)
+            result = await toolset.call(function["name"], arguments)
             if not result.success:
                 raise ToolException(result.output)
             return result.output
@@ -122,7 +99,7 @@ def to_langchain(tool: Tool | Toolset, context: ToolContext | None = None) -> An
             handle_tool_error=True,
         )
 
-    return _each(tool, made)
+    return [made(schema["function"]) for schema in toolset.schemas()]
 
 
 # ------------------------------------------------------------ AgentScope
@@ -132,7 +109,6 @@ def from_agentscope(tool: Any) -> Tool:
     """An AgentScope tool: a `ToolBase`, or a function that its `Toolkit` would take (in 1.x, one that returns a
     `ToolResponse`)."""
     if inspect.isroutine(tool):
-        from ajet.agents.tools.function_tool import FunctionTool, run_in_thread
 
         @functools.wraps(tool)
         async def call(*args: Any, **kwargs: Any) -> ToolResult:
@@ -165,17 +141,9 @@ async def _blocks(answer: Any) -> ToolResult:
     return ToolResult(text or "done", not states & {"error", "denied", "interrupted"})
 
 
-@overload
-def to_agentscope(tool: Tool, context: ToolContext | None = None) -> Any: ...
-
-
-@overload
-def to_agentscope(tool: Toolset, context: ToolContext | None = None) -> list[Any]: ...
-
-
-def to_agentscope(tool: Tool | Toolset, context: ToolContext | None = None) -> Any:
-    """An AgentScope tool (2.x) that calls ours, or a list of them for a toolset. AgentScope need not ask anybody before
-    it calls them: the caller that passes them on has decided to allow that."""
+def to_agentscope(toolset: Toolset) -> list[Any]:
+    """AgentScope tools (2.x) that call those of an open toolset. AgentScope need not ask anybody before it calls them:
+    the caller that passes them on has decided to allow that."""
     try:
         from agentscope.message import TextBlock, ToolResultState
         from agentscope.permission import PermissionBehavior, PermissionDecision
@@ -183,11 +151,9 @@ def to_agentscope(tool: Tool | Toolset, context: ToolContext | None = None) -> A
     except ImportError:
         raise MissingDependencyError(f"to_agentscope needs AgentScope 2: {install_command('agentscope')}") from None
 
-    def made(schema: dict[str, Any]) -> Any:
-        function = schema["function"]
-
+    def made(function: dict[str, Any]) -> Any:
         async def call(**arguments: Any) -> Any:
-            result = await _called(tool, context, function["name"], arguments)
+            result = await toolset.call(function["name"], arguments)
             state = ToolResultState.SUCCESS if result.success else ToolResultState.ERROR
             return ToolChunk(content=[TextBlock(text=result.output)], state=state)
 
@@ -200,24 +166,10 @@ def to_agentscope(tool: Tool | Toolset, context: ToolContext | None = None) -> A
             permission=allowed,
         )
 
-    return _each(tool, made)
+    return [made(schema["function"]) for schema in toolset.schemas()]
 
 
 # ------------------------------------------------------------ both
-
-
-def _each(tool: Tool | Toolset, made: Any) -> Any:
-    if isinstance(tool, Toolset):
-        return [made(schema) for schema in tool.schemas()]
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return made({"type": "function", "function": function})
-
-
-async def _called(tool: Tool | Toolset, context: ToolContext | None, name: str, arguments: Arguments) -> ToolResult:
-    if isinstance(tool, Toolset):
-        return await tool.call(name, arguments)
-    async with Toolset([tool], context) as toolset:
-        return await toolset.call(name, arguments)
 
 
 def _described(name: Any, description: Any, parameters: Any) -> tuple[str, str, dict[str, Any]]:
@@ -338,13 +290,12 @@ def make_tools(specs: Sequence[Any], base_dirs: Sequence[str | Path] = ()) -> li
 
 def as_tool(value: Any) -> AnyTool:
     """`value` as a tool: it is one, a class of one, a function, or a tool of LangChain or AgentScope."""
-    if isinstance(value, type) and not is_foreign(value):
+    if (foreign := adapted(value)) is not None:
+        return foreign
+    if isinstance(value, type):
         return _build(value, {}, value.__name__)
     if isinstance(value, Tool | ToolSource):
         return value
-    foreign = adapted(value)
-    if foreign is not None:
-        return foreign
     if inspect.isroutine(value):
         return FunctionTool(value)
     raise ToolSetupError(
@@ -374,10 +325,10 @@ def _named(name: str, options: dict[str, Any] | None, base_dirs: Sequence[str | 
         if options:
             raise ToolSetupError(f"{name} is a list of tools, which takes no options")
         return [as_tool(each) for each in found]
-    if is_foreign(found):
+    if (foreign := adapted(found)) is not None:
         if options:
             raise ToolSetupError(f"{name} is a tool of another library, which takes no options here")
-        return [as_tool(found)]
+        return [foreign]
     if isinstance(found, type) or (options and inspect.isroutine(found)):  # a class or function that makes tools
         return [_build(found, options or {}, name)]
     return [_build(as_tool(found), options or {}, name)]

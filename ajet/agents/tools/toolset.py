@@ -47,8 +47,6 @@ log = logging.getLogger(__name__)
 
 ARGUMENT_CHARS = 4_000_000
 """A call with longer arguments is refused before it is parsed."""
-INTEGER_DIGITS = 4000
-"""Python itself reads no more than 4300."""
 PROBLEMS_SHOWN = 5
 """How many problems with one call's arguments are reported to the model at once."""
 
@@ -227,7 +225,7 @@ def parse_arguments(arguments: str | dict[str, Any]) -> Arguments:
     if not arguments.strip():
         return {}
     try:
-        parsed = json.loads(arguments, parse_constant=_no_constant, parse_int=_integer)
+        parsed = json.loads(arguments, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         near = arguments[max(0, error.pos - 20) : error.pos + 20]
         raise ValueError(
@@ -237,7 +235,7 @@ def parse_arguments(arguments: str | dict[str, Any]) -> Arguments:
     except RecursionError:
         raise ValueError("the arguments are nested too deeply") from None
     if not isinstance(parsed, dict):
-        raise ValueError(f"the arguments must be a JSON object, not {_json_type(parsed)}")
+        raise ValueError(f"the arguments must be a JSON object, not {type(parsed).__name__}")
     return parsed
 
 
@@ -251,12 +249,6 @@ def _in_whole_numbers(value: Any, schema: Any) -> Any:
     if isinstance(value, list):
         return [_in_whole_numbers(inner, schema.get("items")) for inner in value]
     return int(value) if isinstance(value, float) and schema.get("type") == "integer" else value
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > INTEGER_DIGITS:
-        raise ValueError(f"a number has {len(digits)} digits; at most {INTEGER_DIGITS} are accepted")
-    return int(digits)
 
 
 def _no_constant(name: str) -> Any:
@@ -275,6 +267,7 @@ def _validator(tool: Tool) -> Any:
 
 def _problem(error: Any, tool: Tool) -> str:
     """One violation of the schema, for the model."""
+    error = jsonschema.exceptions.best_match([error])  # where one of several schemas must fit, what comes nearest
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
     if error.validator == "additionalProperties" and not place:
         known = tool.parameters.get("properties", {})
@@ -283,21 +276,7 @@ def _problem(error: Any, tool: Tool) -> str:
     if error.validator == "required":
         missing = [name for name in error.validator_value if name not in error.instance]
         return f"{place or 'the call'} lacks {', '.join(map(repr, missing))}"
-    if error.validator == "type":
-        return f"{place or 'the value'} must be {_types(error.validator_value)}, not {_json_type(error.instance)}"
-    if error.validator in ("anyOf", "oneOf") and error.context:
-        inner = [one for one in error.context if one.absolute_path != error.absolute_path or one.validator != "type"]
-        if not inner:
-            wanted = " or ".join(_types(one.validator_value) for one in error.context)
-            return f"{place or 'the value'} must be {wanted}, not {_json_type(error.instance)}"
-        return _problem(max(inner, key=lambda one: len(one.absolute_path)), tool)
-    if error.validator == "enum":
-        return f"{place} must be one of {', '.join(map(str, error.validator_value))}"
     return f"{place or 'the call'}: {shorten(error.message, 300)}"
-
-
-def _types(value: Any) -> str:
-    return " or ".join(value) if isinstance(value, list) else str(value)
 
 
 def type_of(schema: Any, defined: Mapping[str, Any] | None = None) -> str:
@@ -310,14 +289,10 @@ def type_of(schema: Any, defined: Mapping[str, Any] | None = None) -> str:
     if "enum" in schema:
         return " | ".join(json.dumps(value) for value in schema["enum"])
     if "type" in schema:
-        return _types(schema["type"])
+        kinds = schema["type"]
+        return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
     choices = schema.get("anyOf") or schema.get("oneOf")
     return " or ".join(type_of(choice, defined) for choice in choices) if choices else "any"
-
-
-def _json_type(value: Any) -> str:
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", type(None): "null"}
-    return names.get(type(value), "object")
 
 
 def _failed(message: str) -> ToolResult:

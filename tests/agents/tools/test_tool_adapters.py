@@ -94,27 +94,28 @@ def test_to_langchain() -> None:
     pytest.importorskip("langchain_core")
     from langchain_core.utils.function_calling import convert_to_openai_tool
 
-    made = to_langchain(divide)
-    assert convert_to_openai_tool(made)["function"]["parameters"]["required"] == ["a", "b"]
-    assert asyncio.run(made.ainvoke({"a": 1, "b": 4})) == "0.25"
-    asked = {"type": "tool_call", "id": "c1", "name": "divide", "args": {"a": 1, "b": 0}}
-    message = asyncio.run(made.ainvoke(asked))
-    assert message.status == "error" and "ZeroDivisionError" in message.content
-
-    async def counted() -> list[str]:
+    async def main() -> None:
         async with Toolset([Counter(), divide]) as toolset:
-            counter, _ = to_langchain(toolset)
-            return [await counter.ainvoke({}) for _ in range(3)]
+            counter, made = to_langchain(toolset)
+            assert [await counter.ainvoke({}) for _ in range(3)] == ["1", "2", "3"]
+            assert convert_to_openai_tool(made)["function"]["parameters"]["required"] == ["a", "b"]
+            assert await made.ainvoke({"a": 1, "b": 4}) == "0.25"
+            asked = {"type": "tool_call", "id": "c1", "name": "divide", "args": {"a": 1, "b": 0}}
+            message = await made.ainvoke(asked)
+            assert message.status == "error" and "ZeroDivisionError" in message.content
 
-    assert asyncio.run(counted()) == ["1", "2", "3"]
-    alone = to_langchain(Counter())
-    assert [asyncio.run(alone.ainvoke({})) for _ in range(2)] == ["1", "1"]
+    asyncio.run(main())
 
 
 def test_there_and_back() -> None:
     pytest.importorskip("langchain_core")
-    told = call([from_langchain(to_langchain(divide))], "divide", {"a": 6, "b": 4})
-    assert told.output == "1.5"
+
+    async def main() -> ToolResult:
+        async with Toolset([divide]) as inner:
+            async with Toolset([from_langchain(*to_langchain(inner))]) as toolset:
+                return await toolset.call("divide", {"a": 6, "b": 4})
+
+    assert asyncio.run(main()).output == "1.5"
 
 
 # ------------------------------------------------------------ AgentScope

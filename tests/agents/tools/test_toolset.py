@@ -87,17 +87,17 @@ def test_schemas_are_openais() -> None:
     ("arguments", "said"),
     [
         ('{"text": "a', "aren't valid JSON"),
-        ("[1]", "must be a JSON object, not array"),
-        ('"x"', "must be a JSON object, not string"),
+        ("[1]", "must be a JSON object, not list"),
+        ('"x"', "must be a JSON object, not str"),
         ("{}", "the call lacks 'text'"),
         ("", "the call lacks 'text'"),
-        ('{"text": 5}', "text must be string, not integer"),
-        ('{"text": "a", "times": "b"}', "times must be integer, not string"),
+        ('{"text": 5}', "text: 5 is not of type 'string'"),
+        ('{"text": "a", "times": "b"}', "times: 'b' is not of type 'integer'"),
         ('{"text": "a", "time": 3}', "it has no argument 'time'"),
         ('{"text": "a", "times": NaN}', "NaN is not valid JSON"),
         ("[" * 100_000, "nested too deeply"),
         ('{"text": "' + "a" * 5_000_000 + '"}', "at most"),
-        ('{"text": "a", "times": ' + "9" * 5000 + "}", "a number has 5000 digits; at most 4000 are accepted"),
+        ('{"text": "a", "times": ' + "9" * 5000 + "}", "value has 5000 digits"),
         (5, "must be a JSON object, not int"),
     ],
 )
@@ -120,10 +120,10 @@ def go(days: int | None = None, place: Place | None = None, mode: Literal["a", "
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ('{"days": "1"}', "days must be integer or null, not string"),
-        ('{"place": {"x": "1"}}', "place.x must be integer, not string"),
+        ('{"days": "1"}', "days: '1' is not valid under any of the given schemas"),
+        ('{"place": {"x": "1"}}', "place.x: '1' is not of type 'integer'"),
         ('{"place": {}}', "place lacks 'x'"),
-        ('{"mode": "c"}', "mode must be one of a, b"),
+        ('{"mode": "c"}', "mode: 'c' is not one of ['a', 'b']"),
     ],
 )
 def test_what_may_be_left_out_is_explained_too(arguments: str, said: str) -> None:
