@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)
 
-    from ajet.cli.view import opened_experiment
+    from ajet.cli.targets import opened_experiment
     from ajet.observe.viewer import differences, differently_judged, run_gains
 
     experiments = [opened_experiment(_cell(given)) for given in arguments.runs]

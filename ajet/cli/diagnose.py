@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object per finding and line")
     arguments = parser.parse_args(argv)
 
-    from ajet.cli.view import opened_experiment
+    from ajet.cli.targets import opened_experiment
 
     experiment = opened_experiment(arguments.run)
     steps, found = findings(experiment)

@@ -128,8 +128,7 @@ def _cells(arguments: Namespace, config: Config, model: str) -> Iterator[Evaluat
 def _resolved(model: str, *, best: bool) -> str:
     """A run or checkpoint as the folder of its weights."""
     from ajet.backbone.evaluation import BASE
-    from ajet.cli.targets import weights_folder, weights_of
-    from ajet.cli.view import find_experiment
+    from ajet.cli.targets import find_experiment, weights_folder, weights_of
 
     if model == BASE or "://" in model:
         return model

@@ -64,8 +64,7 @@ def _weights_arguments(kinds: _SubParsersAction[CommandParser]) -> None:
 
 
 def _export_weights(arguments: Namespace) -> str:
-    from ajet.cli.targets import weights_folder
-    from ajet.cli.view import find_experiment
+    from ajet.cli.targets import find_experiment, weights_folder
 
     experiment = find_experiment(arguments.experiment)
     source = weights_folder(experiment, best=arguments.best)
@@ -134,7 +133,7 @@ def _episodes_arguments(kinds: _SubParsersAction[CommandParser]) -> None:
 
 
 def _export_episodes(arguments: Namespace) -> str:
-    from ajet.cli.view import opened_experiment
+    from ajet.cli.targets import opened_experiment
     from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
     from ajet.observe.export import ExportFormat, export_episodes
 
@@ -172,7 +171,7 @@ def _prompt_arguments(kinds: _SubParsersAction[CommandParser]) -> None:
 
 def _export_prompt(arguments: Namespace) -> str:
     from ajet.backbone.prompt import dump, read_best, write_whole
-    from ajet.cli.view import find_experiment
+    from ajet.cli.targets import find_experiment
     from ajet.config.interpolation import literal
 
     best = read_best(find_experiment(arguments.experiment))

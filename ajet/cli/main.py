@@ -52,7 +52,7 @@ COMMANDS = {
     "runs": Command("[FOLDER]", "list runs, how far they are and how well they do"),
     "compare": Command("RUN [RUN …]", "show where runs differ: results, config, and task by task"),
     "diagnose": Command("RUN", "say what is wrong with a run, with evidence and the key to change"),
-    "view": Command("[EXPERIMENT]", "show runs and episodes in the browser"),
+    "view": Command("[EXPERIMENT]", "show runs and episodes in the browser", "runs.view"),
     "report": Command("EXPERIMENT", "write one HTML file about a run", "runs.report"),
     "eval": Command("CONF", "play models on tasks without training, and compare them"),
     "rollout": Command("…", "run a ready agent on a file of tasks, with any model, without training"),

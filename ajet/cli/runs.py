@@ -1,4 +1,4 @@
-"""`ajet runs` and `ajet report`: what runs came to, as a table, or as one HTML file."""
+"""`ajet runs`, `ajet report` and `ajet view`: what runs came to, as a table, one HTML file, or in the browser."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from ajet.schema.errors import UserError
 from ajet.schema.printable import printable
 from ajet.system.command_line import CommandParser
 
@@ -67,7 +71,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     arguments = parser.parse_args(argv)
 
-    from ajet.cli.view import find_experiment
+    from ajet.cli.targets import find_experiment
     from ajet.observe.viewer import Library, NoExperimentsError
 
     root = find_experiment(arguments.folder)
@@ -149,10 +153,71 @@ def report(argv: Sequence[str]) -> int:
     parser.add_argument("-o", "--output", type=Path, help="the HTML file (default: report.html in the experiment)")
     arguments = parser.parse_args(argv)
 
-    from ajet.cli.view import opened_experiment
+    from ajet.cli.targets import opened_experiment
     from ajet.observe.viewer import write_report
 
     experiment = opened_experiment(arguments.experiment)
     written = write_report(experiment, arguments.output or experiment.path / "report.html")
     print(f"{written[0]}\n{len(written) - 1} plots in {written[0].with_name(written[0].stem + '_plots')}")
     return 0
+
+
+def view(argv: Sequence[str]) -> int:
+    """`ajet view [EXPERIMENT]`: runs and episodes in the browser, while they run and after, until Ctrl-C."""
+    parser = CommandParser("ajet view", description="Show runs and episodes in the browser.")
+    parser.add_argument(
+        "experiment",
+        nargs="?",
+        type=Path,
+        help="a folder of experiments (default: saved_experiments), one of them, its name, or a folder of trajectories",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
+    parser.add_argument("--port", type=int, help="port (default: 8642, or a free one)")
+    parser.add_argument(
+        "--password",
+        default=os.environ.get("AJET_VIEW_PASSWORD"),
+        help="required if --host is reachable by others",
+    )
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    arguments = parser.parse_args(argv)
+
+    from ajet.cli.targets import find_experiment
+    from ajet.observe.viewer import Viewer, ViewerSettings
+
+    given = find_experiment(arguments.experiment)
+    if given.is_file():
+        raise UserError(f"{given} is a file: give the folder of a run, of several, or of trajectories")
+    with shown_folder(given) as root:
+        trajectories = None if root == given else given
+        settings = ViewerSettings(root, arguments.host, arguments.port, arguments.password, trajectories)
+        viewer = Viewer(settings)
+        print(f"{viewer.url}\n(Ctrl-C to stop)", flush=True)
+        if not arguments.no_browser and os.environ.get("DISPLAY"):
+            import webbrowser
+
+            threading.Timer(0.5, webbrowser.open, [viewer.url]).start()
+        viewer.serve()
+    return 0
+
+
+@contextmanager
+def shown_folder(folder: Path) -> Iterator[Path]:
+    """The folder itself; or, if it holds trajectories of agents that ran alone, a folder with their episodes, which is
+    kept up to date."""
+    from ajet.schema.trajectory import trajectory_files
+
+    if next(trajectory_files(folder), None) is None:
+        yield folder
+        return
+    from ajet.observe.trajectory_folder import TrajectoryFolder
+
+    with TemporaryDirectory(prefix="ajet-view-") as place:
+        experiment = Path(place) / folder.resolve().name
+        experiment.mkdir()
+        trajectories = TrajectoryFolder(folder, experiment)
+        try:
+            trajectories.sync()
+            trajectories.watch()
+            yield experiment
+        finally:
+            trajectories.close()

@@ -1,4 +1,4 @@
-"""The models that commands name: `TARGET` of `ajet chat`, `serve` and `vllm`, `--checkpoint` of `ajet eval`.
+"""The runs and models that commands name: `RUN`, `EXPERIMENT`, `TARGET` of `ajet chat` and `serve`, `--model`.
 
 A target is a YAML file, an experiment (its folder, or its name in `saved_experiments`) or checkpoint folder (its `hf/`
 weights), a model folder, a hub id, or `tiny:<name>`.
@@ -7,19 +7,51 @@ weights), a model folder, a hub id, or `tiny:<name>`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ajet.cli.view import find_experiment, opened_experiment
 from ajet.schema.chat import Tool, plain_text
 from ajet.schema.episode import ROOT
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet.config import Config
+    from ajet.observe.viewer import Experiment
 
 DEFAULT_LENGTH = 8192
 """Tokens of a conversation, unless a YAML file sets `rollout.max_model_len`."""
+
+
+def find_experiment(given: Path | None) -> Path:
+    """The folder given as a path, or as a name within `saved_experiments`."""
+    root = Path("saved_experiments")
+    if given is None:
+        return root
+    named = root / given
+    return named if not given.exists() and named.exists() else given
+
+
+def opened_experiment(given: Path) -> Experiment:
+    """The experiment at a path or of a name. Raises an error that names those that there are."""
+    from ajet.observe.viewer import Experiment, ExperimentNotFoundError, Library, is_experiment
+
+    path = find_experiment(given)
+    if is_experiment(path):
+        return Experiment(path)
+    there = Library(Path("saved_experiments")).names()
+    near = get_close_matches(str(given), there, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    if str(given) in there:
+        hint = f"./{given} is something else: write {Path('saved_experiments') / given}\n    "
+    raise ExperimentNotFoundError(
+        f"{given}: no such run\n    {hint}"
+        + (
+            f"runs in saved_experiments: {', '.join(there)}"
+            if there
+            else "saved_experiments has none; give the folder of a run"
+        )
+    )
 
 
 def target_config(target: str, overrides: Sequence[str] = ()) -> Config:

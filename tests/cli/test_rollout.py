@@ -15,7 +15,7 @@ import pytest
 
 import ajet
 from ajet.cli.main import main
-from ajet.cli.view import shown_folder
+from ajet.cli.runs import shown_folder
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.viewer.episode_view import episode_view, tokens_view
 from ajet.observe.viewer.library import Library

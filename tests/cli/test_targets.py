@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli.main import main
-from ajet.cli.targets import target_config, weights_folder, weights_of
-from ajet.cli.view import opened_experiment
+from ajet.cli.targets import opened_experiment, target_config, weights_folder, weights_of
 from ajet.observe.viewer import ExperimentNotFoundError
 from ajet.schema.errors import ConfigError
 from ajet.trainer.checkpoint import CheckpointError, CheckpointFolder

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from ajet.agents import ReActAgent
-from ajet.cli.view import shown_folder
+from ajet.cli.runs import shown_folder
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.viewer.episode_view import episode_view
 from ajet.observe.viewer.serve import Viewer, ViewerSettings
