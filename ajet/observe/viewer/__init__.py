@@ -6,16 +6,17 @@ from ajet.schema.install import lazily
 
 if TYPE_CHECKING:
     from ajet.observe.viewer.episode_view import answer_names, gold_answer
-    from ajet.observe.viewer.gains import RunGain, run_gains
     from ajet.observe.viewer.library import (
         Experiment,
         ExperimentNotFoundError,
         Library,
         NoExperimentsError,
         Reading,
+        RunGain,
         differences,
         differently_judged,
         is_experiment,
+        run_gains,
     )
     from ajet.observe.viewer.report import write_report, write_tables
     from ajet.observe.viewer.serve import Viewer, ViewerSettings
@@ -42,7 +43,6 @@ __all__ = [
 # commands that only read experiments load no web framework
 _ELSEWHERE = {
     **{"Viewer": "serve", "ViewerSettings": "serve", "write_report": "report", "write_tables": "report"},
-    **{"RunGain": "gains", "run_gains": "gains"},
     **{"answer_names": "episode_view", "gold_answer": "episode_view"},
 }
 __getattr__ = lazily(__name__, {**dict.fromkeys(__all__, "library"), **_ELSEWHERE})

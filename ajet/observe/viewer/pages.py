@@ -29,8 +29,16 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ajet.observe.run_files import Note, NotesError, read_regular
-from ajet.observe.viewer.gains import RunGain, run_gains
-from ajet.observe.viewer.library import Experiment, Library, Reading, differences, differently_judged, named_runs
+from ajet.observe.viewer.library import (
+    Experiment,
+    Library,
+    Reading,
+    RunGain,
+    differences,
+    differently_judged,
+    named_runs,
+    run_gains,
+)
 from ajet.schema import __version__
 from ajet.system.http_messages import LOOPBACK, HttpRequest, without_port
 
