@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.errors import EXIT_FAILED, UserError
-from ajet.schema.printable import printable
+from ajet.schema.printable import counted, printable
 from ajet.system.command_line import CommandParser
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ def findings(experiment: Experiment) -> tuple[int, list[RunFinding]]:
     from ajet.observe.viewer import Reading
 
     reading = Reading()
-    nothing: dict[str, Any] = {"steps": [], "series": {}, "problem": ""}
-    columns = reading.part(lambda: experiment.metrics(METRICS), nothing)
+    columns = experiment.metrics_in(reading, METRICS)
     evidence = experiment.evidence(Figures(columns), reading)
-    if problems := [*filter(None, [columns["problem"]]), *reading.problems]:
-        raise UserError("\n    ".join(problems) + "\n    repair or move away what can't be read, and diagnose again")
+    if reading.problems:
+        problems = "\n    ".join(reading.problems)
+        raise UserError(f"{problems}\n    repair or move away what can't be read, and diagnose again")
     steps = sum(step > 0 for step in columns["steps"])  # 0 is the validation before the first
     recorded = evidence.store.facets().total if evidence.store is not None else 0
     if not steps and not recorded:
@@ -63,8 +63,8 @@ def findings(experiment: Experiment) -> tuple[int, list[RunFinding]]:
 
 
 def _show(experiment: Experiment, given: Path, steps: int, found: list[RunFinding], wrong: list[RunFinding]) -> None:
-    verdict = _count(len(wrong), "fault") if wrong else "nothing wrong"
-    print(printable(f"{experiment.name}: {verdict} in {_count(steps, 'step')}"))
+    verdict = counted(len(wrong), "fault") if wrong else "nothing wrong"
+    print(printable(f"{experiment.name}: {verdict} in {counted(steps, 'step')}"))
     for finding in found:
         print(f"\n{finding.level:<5}  {finding.fault}")
         _lines(finding.said)
@@ -78,10 +78,6 @@ def _show(experiment: Experiment, given: Path, steps: int, found: list[RunFindin
             _lines(f"episodes: {' '.join(finding.episodes)}")
         if finding.link:
             _lines(f"look: ajet view {given}, then /x/{experiment.name}/{finding.link}")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _lines(text: str) -> None:

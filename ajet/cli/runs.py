@@ -29,39 +29,31 @@ def print_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), spare: Sequence[str] = ()
 ) -> None:
     """Print rows below a head. `right`: columns of numbers; `spare`: what is left out first on a narrow terminal."""
-    head, rows = [printable(name) for name in head], [[printable(cell) for cell in row] for row in rows]
+    table = [[printable(cell) for cell in row] for row in (head, *rows)]
+    widths = {index: max(len(row[index]) for row in table) for index in range(len(head))}
     terminal = sys.stdout.isatty()
-    room = shutil.get_terminal_size().columns
-    widths = [max(len(row[index]) for row in (head, *rows)) for index in range(len(head))]
-    shown = list(range(len(head)))
-    for name in spare if terminal else ():
-        if sum(widths[index] for index in shown) + len(GAP) * (len(shown) - 1) > room:
-            shown.remove(head.index(name))
-    head, widths = [head[index] for index in shown], [widths[index] for index in shown]
-    rows = [[row[index] for index in shown] for row in rows]
-    right = [position for position, index in enumerate(shown) if index in right]
-    if terminal:
-        widths = _fitting(widths, [len(name) for name in head], room)
-    colour = terminal and not os.environ.get("NO_COLOR")
-    for number, row in enumerate((head, *rows)):
-        cells = []
-        for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            cut = cell if len(cell) <= width else f"{cell[: width - 1]}…"
-            padded = f"{cut:>{width}}" if index in right else f"{cut:<{width}}"
-            code = "1" if number == 0 else COLOURS.get(cell)
-            cells.append(f"\033[{code}m{padded}\033[0m" if colour and code else padded)
-        print(GAP.join(cells).rstrip())
+    room = shutil.get_terminal_size().columns if terminal else sys.maxsize
 
+    def excess() -> int:
+        return sum(widths.values()) + len(GAP) * (len(widths) - 1) - room
 
-def _fitting(widths: list[int], heads: list[int], room: int) -> list[int]:
-    """Cut the widest column by one until all fit."""
-    widths = list(widths)
-    while sum(widths) + len(GAP) * (len(widths) - 1) > room:
-        widest = max(range(len(widths)), key=lambda index: widths[index])
-        if widths[widest] <= max(LEAST, heads[widest]):
+    for name in spare:
+        if excess() > 0:
+            del widths[list(head).index(name)]
+    while excess() > 0:  # the widest column is cut by one until all fit
+        widest = max(widths, key=widths.__getitem__)
+        if widths[widest] <= max(LEAST, len(table[0][widest])):
             break
         widths[widest] -= 1
-    return widths
+    colour = terminal and not os.environ.get("NO_COLOR")
+    for number, row in enumerate(table):
+        cells = []
+        for index, width in widths.items():
+            cut = row[index] if len(row[index]) <= width else f"{row[index][: width - 1]}…"
+            padded = f"{cut:>{width}}" if index in right else f"{cut:<{width}}"
+            code = "1" if number == 0 else COLOURS.get(row[index])
+            cells.append(f"\033[{code}m{padded}\033[0m" if colour and code else padded)
+        print(GAP.join(cells).rstrip())
 
 
 def run(argv: Sequence[str]) -> int:
@@ -182,15 +174,15 @@ def view(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
 
     from ajet.cli.targets import find_experiment
-    from ajet.observe.viewer import Viewer, ViewerSettings
+    from ajet.observe.viewer import Viewer
 
     given = find_experiment(arguments.experiment)
     if given.is_file():
         raise UserError(f"{given} is a file: give the folder of a run, of several, or of trajectories")
     with shown_folder(given) as root:
         trajectories = None if root == given else given
-        settings = ViewerSettings(root, arguments.host, arguments.port, arguments.password, trajectories)
-        viewer = Viewer(settings)
+        asked = {"host": arguments.host, "port": arguments.port, "password": arguments.password}
+        viewer = Viewer(root, trajectories=trajectories, **asked)
         print(f"{viewer.url}\n(Ctrl-C to stop)", flush=True)
         if not arguments.no_browser and os.environ.get("DISPLAY"):
             import webbrowser

@@ -19,6 +19,17 @@ def printable(text: str) -> str:
     return _ODD.sub(_escaped, text)
 
 
+def one_line(text: str, most: int) -> str:
+    """The text on one line of at most so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def encodable(text: str) -> str:
     """The text with lone surrogates escaped, which UTF-8 can't encode."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")

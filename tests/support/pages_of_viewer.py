@@ -7,11 +7,11 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
-from ajet.observe.viewer.serve import Viewer, ViewerSettings
+from ajet.observe.viewer.serve import Viewer
 
 
 def start(root: Path) -> Viewer:
-    viewer = Viewer(ViewerSettings(root=root, port=0))
+    viewer = Viewer(root=root, port=0)
     threading.Thread(target=viewer.serve, daemon=True).start()
     return viewer
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         run_gains,
     )
     from ajet.observe.viewer.report import write_report, write_tables
-    from ajet.observe.viewer.serve import Viewer, ViewerSettings
+    from ajet.observe.viewer.serve import Viewer
 
 __all__ = [
     "Experiment",
@@ -29,7 +29,6 @@ __all__ = [
     "Reading",
     "RunGain",
     "Viewer",
-    "ViewerSettings",
     "answer_names",
     "differences",
     "differently_judged",
@@ -41,8 +40,6 @@ __all__ = [
 ]
 
 # commands that only read experiments load no web framework
-_ELSEWHERE = {
-    **{"Viewer": "serve", "ViewerSettings": "serve", "write_report": "report", "write_tables": "report"},
-    **{"answer_names": "episode_view", "gold_answer": "episode_view"},
-}
-__getattr__ = lazily(__name__, {**dict.fromkeys(__all__, "library"), **_ELSEWHERE})
+_ELSEWHERE = {"Viewer": "serve", "write_report": "report", "write_tables": "report"}
+_OF_EPISODES = dict.fromkeys(("answer_names", "gold_answer"), "episode_view")
+__getattr__ = lazily(__name__, dict.fromkeys(__all__, "library") | _ELSEWHERE | _OF_EPISODES)

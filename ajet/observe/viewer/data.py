@@ -9,9 +9,9 @@ import csv
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -27,15 +27,12 @@ from ajet.observe.episode_store import (
     EpisodeNotFoundError,
     EpisodeStore,
     RecordedEpisode,
-    SortKey,
 )
-from ajet.observe.run_files import Notes
 from ajet.observe.task_statistics import (
     TASK_SORT_KEYS,
     RewardCount,
     TaskFilter,
     TaskRow,
-    TaskSortKey,
     reward_counts,
     reward_histograms,
     task_history,
@@ -55,30 +52,17 @@ from ajet.observe.viewer.series import Shown
 
 _PAGE_SIZE = 100
 _LARGEST_PAGE = 1000
-_LARGEST_FILE = 1_000_000
-"""Rows of a CSV file."""
+_WHOLE = {"offset": 0, "limit": 1_000_000}
+"""The page that a CSV file holds."""
 _GROUP_LIMIT = 64
 
 
 # ---------------------------------------------------------------- queries in URLs
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeQuery:
-    """Which page of the episodes list a URL asks for."""
-
-    where: EpisodeFilter
-    sort: SortKey
-    descending: bool
-    offset: int
-    limit: int
-
-
-def episode_query(values: Mapping[str, str], notes: Notes | None = None) -> EpisodeQuery:
-    """Read a URL like `?step_min=3&status=timeout&q=apples&sort=reward&order=asc`. A 400 names a malformed value."""
-    sort = values.get("sort", "id")
-    if sort not in SORT_KEYS:
-        raise HTTPException(400, f"sort={sort!r}: must be one of {', '.join(SORT_KEYS)}")
+def episode_filter(values: Mapping[str, str], experiment: Experiment) -> EpisodeFilter:
+    """Read a URL like `?step_min=3&status=timeout&q=apples`. A 400 names a malformed value. What success means is in
+    the run's config."""
     where = EpisodeFilter(
         step_min=_integer(values, "step_min"),
         step_max=_integer(values, "step_max"),
@@ -93,17 +77,10 @@ def episode_query(values: Mapping[str, str], notes: Notes | None = None) -> Epis
         success=_boolean(values, "success"),
         validation=_boolean(values, "validation"),
         mixed=_mixed(values),
-        ids=_noted(values, notes),
+        ids=_noted(values, experiment),
         text=values.get("q", ""),
     )
-    offset, limit = _place(values)
-    return EpisodeQuery(
-        where=where,
-        sort=cast(SortKey, sort),
-        descending=values.get("order", "desc") != "asc",
-        offset=offset,
-        limit=limit,
-    )
+    return where if where.success is None else replace(where, threshold=experiment.success_threshold())
 
 
 def _mixed(values: Mapping[str, str]) -> bool | None:
@@ -114,44 +91,34 @@ def _mixed(values: Mapping[str, str]) -> bool | None:
     return None if kind in ("", "all") else kind == "mixed"
 
 
-def _noted(values: Mapping[str, str], notes: Notes | None) -> tuple[str, ...] | None:
+def _noted(values: Mapping[str, str], experiment: Experiment) -> tuple[str, ...] | None:
     """The episodes that `?note=any` or `?note=tag:…` asks for."""
     kind, _, tag = values.get("note", "").partition(":")
     if kind not in ("", "any", "tag"):
         raise HTTPException(400, f"note={kind!r}: must be any or tag:…")
-    return notes.read().tagged(tag) if kind and notes is not None else None
+    return experiment.notes.read().tagged(tag) if kind else None
 
 
-@dataclass(frozen=True, slots=True)
-class TaskQuery:
-    """Which page of the list of tasks a URL asks for."""
-
-    where: TaskFilter
-    sort: TaskSortKey
-    descending: bool
-    offset: int
-    limit: int
-
-
-def task_query(values: Mapping[str, str]) -> TaskQuery:
-    """Read a URL like `?q=apples&solved_max=0.5&sort=latest`."""
-    sort = values.get("sort", "task_id")
-    if sort not in TASK_SORT_KEYS:
-        raise HTTPException(400, f"sort={sort!r}: must be one of {', '.join(TASK_SORT_KEYS)}")
-    where = TaskFilter(
+def task_filter(values: Mapping[str, str]) -> TaskFilter:
+    """Read a URL like `?q=apples&solved_max=0.5`."""
+    return TaskFilter(
         text=values.get("q", "").strip(),
         tag=values.get("tag", ""),
         validation=_boolean(values, "validation"),
         solved_min=_real(values, "solved_min"),
         solved_max=_real(values, "solved_max"),
     )
-    return TaskQuery(where, cast(TaskSortKey, sort), values.get("order", "asc") == "desc", *_place(values))
 
 
-def _place(values: Mapping[str, str]) -> tuple[int, int]:
-    """Offset and limit of a page."""
-    offset = max(0, _integer(values, "offset") or 0)
-    return offset, min(_LARGEST_PAGE, max(1, _integer(values, "limit") or _PAGE_SIZE))
+def paging(values: Mapping[str, str], keys: Sequence[str], *, order: str) -> dict[str, Any]:
+    """Which page a URL like `?sort=reward&order=asc&offset=100` asks for, as the lists take it. `keys`: what can be
+    sorted by, the usual one first; `order`: the usual one."""
+    sort = values.get("sort", keys[0])
+    if sort not in keys:
+        raise HTTPException(400, f"sort={sort!r}: must be one of {', '.join(keys)}")
+    limit = min(_LARGEST_PAGE, max(1, _integer(values, "limit") or _PAGE_SIZE))
+    place = {"offset": max(0, _integer(values, "offset") or 0), "limit": limit}
+    return {"sort": sort, "descending": values.get("order", order) == "desc", **place}
 
 
 def _integer(values: Mapping[str, str], name: str) -> int | None:
@@ -186,19 +153,9 @@ EPISODE_COLUMNS = (
     "advantage", "turns", "calls", "tokens", "sampled", "trained", "forks", "seconds",
 )  # fmt: skip
 TASK_COLUMNS = (
-    "task_id",
-    "tag",
-    "attempts",
-    "failed",
-    "solved",
-    "latest",
-    "change",
-    "reward",
-    "last_step",
-    "answer",
-    "preview",
+    "task_id", "tag", "attempts", "failed", "solved", "latest", "change", "reward", "last_step", "answer", "preview",
     "by_step",
-)
+)  # fmt: skip
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """A spreadsheet would run a text that begins with one of these."""
 
@@ -286,15 +243,15 @@ class Data:
         return _json({**overview(experiment), "running": experiment.running})
 
     def episodes(self, request: Request) -> Response:
-        experiment = self._named(request)
-        query = _asked(request, experiment)
-        store = experiment.store()
-        if store is None:
-            return _json({"rows": [], "total": 0})
-        rows, total = store.page(
-            query.where, sort=query.sort, descending=query.descending, offset=query.offset, limit=query.limit
-        )
+        rows, total = self._episodes(request)
         return _json({"rows": rows, "total": total})
+
+    def _episodes(self, request: Request, **page: int) -> tuple[list[dict[str, Any]], int]:
+        experiment = self._named(request)
+        where = episode_filter(request.query_params, experiment)
+        asked = paging(request.query_params, SORT_KEYS, order="desc")
+        store = experiment.store()
+        return store.page(where, **(asked | page)) if store is not None else ([], 0)
 
     def metrics_file(self, request: Request) -> Response:
         """All metrics, to download."""
@@ -303,15 +260,8 @@ class Data:
 
     def episodes_file(self, request: Request) -> Response:
         """The episodes that the filters choose, all pages of them."""
-        experiment = self._named(request)
-        query = _asked(request, experiment)
-        store = experiment.store()
-        rows = (
-            store.page(query.where, sort=query.sort, descending=query.descending, limit=_LARGEST_FILE)[0]
-            if store
-            else []
-        )
-        return _file(episodes_csv(rows), f"{experiment.name} episodes.csv")
+        rows, _ = self._episodes(request, **_WHOLE)
+        return _file(episodes_csv(rows), f"{self._named(request).name} episodes.csv")
 
     def rewards(self, request: Request) -> Response:
         """How the rewards of each step are spread, in one run or several with the same bins. One that can't be read is
@@ -328,24 +278,22 @@ class Data:
         return _json(experiment.prompts.view(experiment.running, request.query_params.get("known", "")))
 
     def tasks(self, request: Request) -> Response:
-        rows, total = self._tasks(request, task_query(request.query_params))
+        rows, total = self._tasks(request)
         return _json({"rows": rows, "total": total})
 
     def tasks_file(self, request: Request) -> Response:
         """The tasks that the filters choose, all pages of them."""
-        query = replace(task_query(request.query_params), offset=0, limit=_LARGEST_FILE)
-        rows, _ = self._tasks(request, query)
+        rows, _ = self._tasks(request, **_WHOLE)
         return _file(tasks_csv(rows), f"{self._named(request).name} tasks.csv")
 
-    def _tasks(self, request: Request, query: TaskQuery) -> tuple[list[dict[str, Any]], int]:
+    def _tasks(self, request: Request, **page: int) -> tuple[list[dict[str, Any]], int]:
         experiment = self._named(request)
+        where = task_filter(request.query_params)
+        asked = paging(request.query_params, TASK_SORT_KEYS, order="asc")
         store = experiment.store()
         if store is None:
             return [], 0
-        rows, total = task_page(
-            store, query.where, threshold=experiment.success_threshold(),
-            sort=query.sort, descending=query.descending, offset=query.offset, limit=query.limit,
-        )  # fmt: skip
+        rows, total = task_page(store, where, threshold=experiment.success_threshold(), **(asked | page))
         records = store.tasks([row.task_id for row in rows])
         names = answer_names(experiment.config())
         answers = {name: exact(gold_answer(task.metadata, names)) for name, task in records.items()}
@@ -406,14 +354,6 @@ class Data:
 
 
 _TASK_FIELDS = tuple(field.name for field in fields(TaskRow))
-
-
-def _asked(request: Request, experiment: Experiment) -> EpisodeQuery:
-    """The episodes that a URL asks for; what success means is in the run's config."""
-    query = episode_query(request.query_params, experiment.notes)
-    if query.where.success is None:
-        return query
-    return replace(query, where=replace(query.where, threshold=experiment.success_threshold()))
 
 
 def _episode(experiment: Experiment, recorded: RecordedEpisode, store: EpisodeStore) -> dict[str, Any]:

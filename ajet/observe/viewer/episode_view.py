@@ -14,6 +14,7 @@ from ajet.observe.episode_store import EpisodeStore, RecordedEpisode
 from ajet.observe.tracing import is_reward_span
 from ajet.observe.viewer.library import Experiment
 from ajet.schema.episode import ROOT, Call, CallTree, Episode
+from ajet.schema.printable import one_line
 from ajet.schema.span import Span
 
 _MOST_ENTRIES = 2000
@@ -129,8 +130,7 @@ def _called(span: Span) -> tuple[str, str]:
 
 
 def _detail(value: Any) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= _LONGEST_DETAIL else f"{text[:_LONGEST_DETAIL]}…"
+    return one_line(str(value), _LONGEST_DETAIL)
 
 
 def _depths(spans: list[Span]) -> dict[str, int]:
@@ -192,28 +192,24 @@ def tokens_view(recorded: RecordedEpisode, store: EpisodeStore) -> dict[str, Any
     }
 
 
+_OF_EPISODE = (
+    "task_id", "group_id", "repeat", "tag", "status", "outcomes", "reward", "agent_rewards", "reward_parts",
+    "reward_weights", "failure", "attempts", "timings", "prompt_version", "prompts_used", "ledger",
+)  # fmt: skip
+_OF_CALL = (
+    "name", "agent", "target", "turn", "extends", "fork", "finish_reason", "sampling", "trainable", "drop", "reward",
+    "new_messages", "reply", "tools", "started_s", "seconds", "prompt_run", "prompt_tokens", "run", "versions",
+)  # fmt: skip
+"""What is shown as it is recorded."""
+
+
 def _about(episode: Episode) -> dict[str, Any]:
     return {
+        **{name: getattr(episode, name) for name in _OF_EPISODE},
         "id": episode.episode_id,
-        "task_id": episode.task_id,
-        "group_id": episode.group_id,
-        "repeat": episode.repeat,
-        "tag": episode.tag,
-        "status": episode.status,
-        "outcomes": episode.outcomes,
-        "reward": episode.reward,
         "success": episode.is_success,
-        "agent_rewards": episode.agent_rewards,
-        "reward_parts": episode.reward_parts,
-        "reward_weights": episode.reward_weights,
-        "failure": episode.failure,
-        "attempts": episode.attempts,
         "metadata": exact(episode.metadata),
         "log_metrics": exact(episode.log_metrics),
-        "timings": episode.timings,
-        "prompt_version": episode.prompt_version,
-        "prompts_used": episode.prompts_used,
-        "ledger": episode.ledger,
         "tokens": episode.tree.tokens,
         "sampled": episode.tree.sampled_tokens,
         "trained": episode.tree.trained_tokens,
@@ -226,34 +222,15 @@ def _call(recorded: RecordedEpisode, index: int) -> dict[str, Any]:
     credit = recorded.annotation.credit
     mine = credit[index] if credit is not None and index < len(credit) else None
     return {
+        **{name: getattr(call, name) for name in _OF_CALL},
         "index": index,
-        "name": call.name,
-        "agent": call.agent,
-        "target": call.target,
-        "turn": call.turn,
-        "extends": call.extends,
-        "fork": call.fork,
         "alternative_to": _same_prompt(tree, index),
-        "finish_reason": call.finish_reason,
-        "sampling": call.sampling,
-        "trainable": call.trainable,
-        "drop": call.drop,
-        "reward": call.reward,
-        "new_messages": call.new_messages,
-        "reply": call.reply,
-        "tools": call.tools,
-        "started_s": call.started_s,
-        "seconds": call.seconds,
-        "prompt_run": call.prompt_run,
-        "prompt_tokens": call.prompt_tokens,
-        "run": call.run,
         "tokens": len(tree.runs[call.run].ids) if call.run != ROOT else 0,
         "trained": int(call.mask.sum()),
         "mean_logprob": _mean_logprob(call),
         "advantage": mine.advantage if mine is not None and mine.entries else None,
         "weight": mine.weight if mine is not None and mine.entries else None,
         "entries": mine.entries if mine is not None else [],
-        "versions": call.versions,
     }
 
 

@@ -135,6 +135,12 @@ class Experiment:
         `problem`: what of the file can't be read."""
         return self._metrics.columns(names)
 
+    def metrics_in(self, reading: Reading, names: Collection[str]) -> dict[str, Any]:
+        """The same, with what can't be read named in `reading`."""
+        columns = reading.part(lambda: self.metrics(names), {"steps": [], "series": {}, "problem": ""})
+        reading.problems += filter(None, [columns["problem"]])
+        return columns
+
     def chart(self, shown: Shown, known: str = "") -> dict[str, Any]:
         """What charts show of the metrics (`MetricsReader.chart`)."""
         return self._metrics.chart(shown, known)
@@ -214,11 +220,8 @@ class Experiment:
     def summary(self) -> dict[str, Any]:
         """One line of the experiments list. What can't be read is left out, and named under `problem`."""
         reading = Reading()
-        no_steps: dict[str, Any] = {"steps": [], "series": {}, "problem": ""}
         config = reading.part(self.config, dict[str, Any]())
-        columns = reading.part(lambda: self.metrics((*_LISTED, *USED)), no_steps)
-        if columns["problem"]:
-            reading.problems.append(columns["problem"])
+        columns = self.metrics_in(reading, (*_LISTED, *USED))
         returns, successes, validations = (
             [value for value in columns["series"].get(name, []) if isinstance(value, int | float)] for name in _LISTED
         )

@@ -39,53 +39,43 @@ _NAMES = (
 
 
 @dataclass(frozen=True, slots=True)
-class HealthNote:
-    """One line of the overview. `link`: the page below the run's that shows more."""
-
-    level: Level
-    text: str
-    link: str = ""
-    fault: str = ""
-    change: str = ""
-    """The key to change, or what to do."""
-    episodes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class RunVerdict:
     """Whether a run is learning, in a few words, and what says so."""
 
     level: Level
     title: str
-    because: list[HealthNote] = field(default_factory=list)
+    because: list[RunFinding] = field(default_factory=list)
 
 
 def overview(experiment: Experiment) -> dict[str, Any]:
     """All that the page shows. What can't be read is left out, and named among the findings."""
     reading = Reading()
-    no_steps: dict[str, Any] = {"steps": [], "series": {}, "problem": ""}
-    columns = reading.part(lambda: experiment.metrics({*_NAMES, *METRICS}), no_steps)
+    columns = experiment.metrics_in(reading, {*_NAMES, *METRICS})
     figures = Figures(columns)
     run = experiment.evidence(figures, reading)
     health = in_order([finding for rule in RULES for finding in reading.part(partial(rule, run), list[RunFinding]())])
     tasks = reading.part(lambda: _tasks(experiment), dict[str, Any]())
     judged = verdict(figures)
     if experiment.prompts.exists:
-        found = HealthNote("quiet", "The run searches for prompt templates. Its candidates have a page.", "candidates")
+        found = _remark("The run searches for prompt templates. Its candidates have a page.", link="candidates")
         judged = replace(judged, because=[found, *judged.because])
-    problems = dict.fromkeys([*filter(None, [columns["problem"]]), *reading.problems])
+    problems = dict.fromkeys(reading.problems)
     return {
         "verdict": judged,
-        "health": [*(HealthNote("bad", problem) for problem in problems), *map(_note, health)],
+        "health": [*(RunFinding("bad", "", problem) for problem in problems), *map(_as_shown, health)],
         "totals": {**_totals(figures), **RunningTotal.of_columns(columns).figures()},
         "phases": {phase: total for phase in _PHASES if (total := figures.total(f"time/{phase}"))},
         **tasks,
     }
 
 
-def _note(finding: RunFinding) -> HealthNote:
+def _as_shown(finding: RunFinding) -> RunFinding:
     change = finding.change if finding.level in ("warn", "bad") else ""
-    return HealthNote(finding.level, finding.said, finding.link, finding.fault, change, finding.episodes)
+    return replace(finding, text=finding.said, change=change)
+
+
+def _remark(text: str, link: str = "") -> RunFinding:
+    return RunFinding("quiet", "", text, link=link)
 
 
 # ---------------------------------------------------------------- is it learning?
@@ -94,9 +84,7 @@ def _note(finding: RunFinding) -> HealthNote:
 def verdict(figures: Figures) -> RunVerdict:
     """Judge by validation where there are two of them or more, else by the training reward."""
     if not figures.any:
-        return RunVerdict(
-            "quiet", "No step has finished yet", [HealthNote("quiet", "The charts begin with the first step.")]
-        )
+        return RunVerdict("quiet", "No step has finished yet", [_remark("The charts begin with the first step.")])
     validation, training = figures.of(*_VALIDATIONS), figures.of(*_RETURNS)
     because = [*_of_validation(validation), *_of_training(training, figures), *_of_groups(figures)]
     trained = _trend(training, figures.window)
@@ -157,38 +145,34 @@ def _trend(series: Series, window: int) -> int | None:
     return 0 if abs(change) <= certain else 1 if change > 0 else -1
 
 
-def _of_validation(series: Series) -> list[HealthNote]:
+def _of_validation(series: Series) -> list[RunFinding]:
     if not series.steps:
-        return [HealthNote("quiet", "No validation so far.")]
+        return [_remark("No validation so far.")]
     (first, last), (start, end) = (series.steps[0], series.steps[-1]), (series.values[0], series.values[-1])
     if first == last:
-        return [HealthNote("quiet", f"Validation {as_number(start)} at step {first}, the only one so far.")]
+        return [_remark(f"Validation {as_number(start)} at step {first}, the only one so far.")]
     best = int(series.values.argmax())
     highest = series.values[best]
     where = "its best" if highest == end else f"best {as_number(highest)} at step {series.steps[best]}"
-    return [
-        HealthNote(
-            "quiet", f"Validation {as_number(start)} at step {first}, {as_number(end)} at step {last} ({where})."
-        )
-    ]
+    return [_remark(f"Validation {as_number(start)} at step {first}, {as_number(end)} at step {last} ({where}).")]
 
 
-def _of_training(series: Series, figures: Figures) -> list[HealthNote]:
+def _of_training(series: Series, figures: Figures) -> list[RunFinding]:
     if not series.steps:
         return []
     first, last = series.part(0, figures.window), series.part(-figures.window)
     text = f"Training reward {as_number(first.mean)} in {first.where}"
     more = f", {as_number(last.mean)} in {last.where}" if last.steps != first.steps else ""
-    return [HealthNote("quiet", f"{text}{more}.")]
+    return [_remark(f"{text}{more}.")]
 
 
-def _of_groups(figures: Figures) -> list[HealthNote]:
+def _of_groups(figures: Figures) -> list[RunFinding]:
     groups, alike = figures.lately("credit/groups"), figures.lately("credit/zero_variance_groups")
     if not groups.steps or not alike.steps or not groups.mean:
         return []
     mixed = 1.0 - alike.mean / groups.mean
     text = f"{as_percent(mixed)} of the groups in {groups.where} have different rewards. Only these teach."
-    return [HealthNote("quiet", text, "episodes")]
+    return [_remark(text, link="episodes")]
 
 
 # ---------------------------------------------------------------- tasks

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
@@ -30,7 +30,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ajet.observe.run_files import Note, NotesError, read_regular
 from ajet.observe.viewer.library import (
-    Experiment,
     Library,
     Reading,
     RunGain,
@@ -172,6 +171,27 @@ def _bytes(text: str) -> bytes:
 # ---------------------------------------------------------------- pages
 
 
+class _Page(NamedTuple):
+    """A page of an experiment: its template, the tab that it is below, and its title."""
+
+    template: str
+    tab: str
+    title: str = ""
+
+
+_PAGES = {
+    "": _Page("overview.html", "overview"),
+    "/charts": _Page("run.html", "charts", "Charts"),
+    "/episodes": _Page("episodes.html", "episodes", "Episodes"),
+    "/tasks": _Page("tasks.html", "tasks", "Tasks"),
+    "/task/{task:path}": _Page("task.html", "tasks", "Task"),
+    "/candidates": _Page("candidates.html", "candidates", "Candidates"),
+    "/differences": _Page("differences.html", "episodes", "Differences"),
+    "/group/{group:path}": _Page("group.html", "episodes", "Group"),
+    "/episode/{episode:path}": _Page("episode.html", "episodes", "Episode"),
+}
+
+
 class Pages:
     """The routes of all pages."""
 
@@ -192,15 +212,7 @@ class Pages:
             Route("/", self.home),
             Route("/login", self.login, methods=["GET", "POST"]),
             Route("/compare", self.compare),
-            Route("/x/{name}", self.run),
-            Route("/x/{name}/charts", self.charts),
-            Route("/x/{name}/episodes", self.episodes),
-            Route("/x/{name}/tasks", self.tasks),
-            Route("/x/{name}/task/{task:path}", self.task),
-            Route("/x/{name}/candidates", self.candidates),
-            Route("/x/{name}/differences", self.differences),
-            Route("/x/{name}/group/{group:path}", self.group),
-            Route("/x/{name}/episode/{episode:path}", self.episode),
+            *(Route(f"/x/{{name}}{path}", partial(self.experiment, page)) for path, page in _PAGES.items()),
             Route("/x/{name}/about", self.about),
             Mount(self._static, StaticFiles(directory=_STATIC)),
         ]
@@ -228,44 +240,23 @@ class Pages:
             problems=dict.fromkeys(reading.problems),
         )
 
-    def _experiment_page(self, request: Request, template: str, tab: str, title: str = "", **values: Any) -> Response:
-        """A page of one experiment, below this tab."""
-        experiment = self._named(request)
-        title = f"{title} · {experiment.name}" if title else experiment.name
-        return self._page(template, title=title, experiment=experiment, tab=tab, **values)
-
-    def run(self, request: Request) -> Response:
-        return self._experiment_page(request, "overview.html", "overview")
-
-    def charts(self, request: Request) -> Response:
-        return self._experiment_page(request, "run.html", "charts", "Charts", runs=[self._named(request).name])
-
-    def episodes(self, request: Request) -> Response:
-        return self._experiment_page(request, "episodes.html", "episodes", "Episodes")
-
-    def tasks(self, request: Request) -> Response:
-        return self._experiment_page(request, "tasks.html", "tasks", "Tasks")
-
-    def task(self, request: Request) -> Response:
-        task = request.path_params["task"]
-        return self._experiment_page(request, "task.html", "tasks", f"Task {task}", task=task)
-
-    def candidates(self, request: Request) -> Response:
-        return self._experiment_page(request, "candidates.html", "candidates", "Candidates")
-
-    def differences(self, request: Request) -> Response:
-        return self._experiment_page(request, "differences.html", "episodes", "Differences")
-
-    def group(self, request: Request) -> Response:
-        group = request.path_params["group"]
-        return self._experiment_page(request, "group.html", "episodes", f"Group {group}", group=group)
-
-    def episode(self, request: Request) -> Response:
-        episode = request.path_params["episode"]
-        return self._experiment_page(request, "episode.html", "episodes", f"Episode {episode}", episode=episode)
+    def experiment(self, page: _Page, request: Request, **values: Any) -> Response:
+        """A page of one experiment; its template is given what the address names."""
+        named = dict(request.path_params)
+        experiment = self._library.get(named.pop("name"))
+        title = " ".join(filter(None, (page.title, *named.values())))
+        return self._page(
+            page.template,
+            title=f"{title} · {experiment.name}" if title else experiment.name,
+            experiment=experiment,
+            tab=page.tab,
+            runs=[experiment.name],
+            **named,
+            **values,
+        )
 
     def about(self, request: Request) -> Response:
-        experiment = self._named(request)
+        experiment = self._library.get(request.path_params["name"])
         reading = Reading()
         events: list[dict[str, Any]] = reading.part(experiment.events, [])
         log: list[dict[str, Any]] = reading.part(experiment.log_tail, [])
@@ -275,11 +266,9 @@ class Pages:
             file = experiment.path / name
             return reading.part(partial(read_regular, file), "") if file.exists() else ""
 
-        return self._experiment_page(
+        return self.experiment(
+            _Page("about.html", "about", "About"),
             request,
-            "about.html",
-            "about",
-            "About",
             events=list(reversed(events)),
             log=list(reversed(log))[:200],
             environment=environment,
@@ -303,9 +292,6 @@ class Pages:
         return self._page(
             "login.html", status, title="Sign in", next=wanted, wrong=wrong, needs_password=needs_password
         )
-
-    def _named(self, request: Request) -> Experiment:
-        return self._library.get(request.path_params["name"])
 
     def error(self, path: str, status: int, detail: str) -> Response:
         """Render the page that says what went wrong, with a way back."""

@@ -167,12 +167,10 @@ def _examples(store: EpisodeStore) -> list[dict[str, Any]]:
     """The best and the worst episode of the last step, and the newest failures."""
     last = store.facets().last_step
     step = EpisodeFilter(step_min=last, reward_min=-1e12)
-    best, _ = store.page(step, sort="reward", descending=True, limit=1)
-    worst, _ = store.page(step, sort="reward", descending=False, limit=1)
-    chosen = {
-        row["episode_id"]: label
-        for row, label in [*((row, "Worst") for row in worst), *((row, "Best") for row in best)]
-    }
+    chosen = {}
+    for label, descending in (("Worst", False), ("Best", True)):
+        rows, _ = store.page(step, sort="reward", descending=descending, limit=1)
+        chosen.update({row["episode_id"]: label for row in rows})
     for kind in list(store.facets().failures)[:_EXAMPLES]:
         rows, _ = store.page(EpisodeFilter(failure=kind), limit=1)
         chosen.update({row["episode_id"]: f"Failed: {kind}" for row in rows})

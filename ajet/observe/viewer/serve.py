@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import sqlite3
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import quote
@@ -68,39 +67,36 @@ _LIMITS = HttpLimits(max_body_bytes=64 * 1024)
 """Pages send the sign-in form and notes."""
 
 
-@dataclass(frozen=True, slots=True)
-class ViewerSettings:
-    """What a viewer shows, where, and who may see it."""
-
-    root: Path
-    host: str = "127.0.0.1"
-    port: int | None = None
-    """None: 8642, or any free port if that one is taken."""
-    password: str | None = None
-    trajectories: Path | None = None
-    """The folder of trajectories that `root` was made from, if it was."""
-
-
 class Viewer:
     """A viewer that is listening; `serve` runs it on the calling thread."""
 
-    def __init__(self, settings: ViewerSettings) -> None:
-        outward = not is_loopback(settings.host)
-        if outward and (settings.password is None or len(settings.password) < _SHORTEST_PASSWORD):
+    def __init__(
+        self,
+        root: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        password: str | None = None,
+        trajectories: Path | None = None,
+    ) -> None:
+        """`port` None: 8642, or any free one if that one is taken. `trajectories`: the folder that `root` was made of,
+        if it was."""
+        outward = not is_loopback(host)
+        if outward and (password is None or len(password) < _SHORTEST_PASSWORD):
             raise AddressError(
-                f"--host {settings.host}: other machines can reach that address, so the page needs a password of at "
+                f"--host {host}: other machines can reach that address, so the page needs a password of at "
                 f"least {_SHORTEST_PASSWORD} characters: --password, or AJET_VIEW_PASSWORD. Without one, view from "
                 f"this machine (or through `ssh -L`)."
             )
-        self.library = Library(settings.root, settings.trajectories)
-        if not settings.root.exists():
+        self.library = Library(root, trajectories)
+        if not root.exists():
             raise NoExperimentsError(
-                f"{settings.root}: no such folder. Runs write to saved_experiments/<name>; give that folder, or one "
+                f"{root}: no such folder. Runs write to saved_experiments/<name>; give that folder, or one "
                 f"experiment in it."
             )
-        self.access = Access(password=settings.password, hosts=() if outward else (*LOOPBACK, settings.host))
-        self.socket = _listen(settings.host, settings.port)
-        self.host, self.port = settings.host, int(self.socket.getsockname()[1])
+        self.access = Access(password=password, hosts=() if outward else (*LOOPBACK, host))
+        self.socket = _listen(host, port)
+        self.host, self.port = host, int(self.socket.getsockname()[1])
 
     @property
     def url(self) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.observe.viewer.serve import Viewer, ViewerSettings
+from ajet.observe.viewer.serve import Viewer
 from ajet.system.http_server import AddressError, listen
 from support.pages_of_viewer import start
 
@@ -21,8 +21,8 @@ from support.pages_of_viewer import start
 def test_an_outward_address_needs_a_password(tmp_path: Path) -> None:
     for password in (None, "short"):
         with pytest.raises(AddressError, match="needs a password"):
-            Viewer(ViewerSettings(root=tmp_path, host="0.0.0.0", port=0, password=password))
-    viewer = Viewer(ViewerSettings(root=tmp_path, host="0.0.0.0", port=0, password="long enough"))
+            Viewer(root=tmp_path, host="0.0.0.0", port=0, password=password)
+    viewer = Viewer(root=tmp_path, host="0.0.0.0", port=0, password="long enough")
     assert "token" not in viewer.url
     viewer.socket.close()
 
@@ -31,9 +31,9 @@ def test_a_taken_port_is_an_error_unless_it_is_the_default(tmp_path: Path, monke
     with listen("127.0.0.1", 0, "--port") as taken:
         port = taken.getsockname()[1]
         with pytest.raises(AddressError, match="in use"):
-            Viewer(ViewerSettings(root=tmp_path, port=port))
+            Viewer(root=tmp_path, port=port)
         monkeypatch.setattr("ajet.observe.viewer.serve.DEFAULT_PORT", port)
-        viewer = Viewer(ViewerSettings(root=tmp_path))
+        viewer = Viewer(root=tmp_path)
         assert viewer.port != port
         viewer.socket.close()
 

@@ -90,7 +90,7 @@ def test_spans_of_our_own_emitters_are_called_by_what_they_tell_of() -> None:
     episode.spans = list(spans)
     entries = timeline(episode)["entries"]
     found = {entry["label"]: entry["detail"] for entry in entries if entry["kind"] == "span"}
-    assert found.pop("object") == "x" * 120 + "…"
+    assert found.pop("object") == "x" * 119 + "…"
     assert found == {"read the map": "", "message": "two ways are open", "reward": "0.5", "annotation": ""}
     steps = {entry["label"]: entry["detail"] for entry in entries if entry["kind"] == "environment"}
     assert steps == {"reset": "", "step": "go left"}

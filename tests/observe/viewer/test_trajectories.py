@@ -15,7 +15,7 @@ from ajet.agents import ReActAgent
 from ajet.cli.runs import shown_folder
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.viewer.episode_view import episode_view
-from ajet.observe.viewer.serve import Viewer, ViewerSettings
+from ajet.observe.viewer.serve import Viewer
 
 
 async def replies(messages: list[dict[str, Any]], tools: Any = None) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def test_prompts_of_equal_length_are_not_taken_for_the_same(trajectories: Path) 
 @pytest.mark.slow
 def test_they_are_shown_with_what_they_have(trajectories: Path, open_page: Callable[..., Page]) -> None:
     with shown_folder(trajectories) as root:
-        viewer = Viewer(ViewerSettings(root, port=0, trajectories=trajectories))
+        viewer = Viewer(root, port=0, trajectories=trajectories)
         threading.Thread(target=viewer.serve, daemon=True).start()
         assert "/x/trajectories/episodes?" in viewer.url
         page = open_page(viewer, "/x/trajectories/episodes")
