@@ -237,23 +237,6 @@ def _name_of(value: Any) -> str:
     return f"{getattr(named, '__module__', '')}.{named.__qualname__}"
 
 
-def pass_at_k(trajectories: Sequence[Trajectory]) -> dict[int, float]:
-    """The chance that one of k runs of a task succeeds, estimated without bias, as a mean over tasks that were run at
-    least k times; for powers of two up to the most runs of a task. Runs that failed or have no verdict don't count."""
-    played: dict[str, list[bool]] = {}
-    for trajectory in trajectories:
-        if trajectory.is_success is not None:
-            played.setdefault(trajectory.task_id, []).append(trajectory.is_success)
-    most = max(map(len, played.values()), default=0)
-    result = {}
-    for k in sorted({2**power for power in range(most.bit_length())} | ({most} if most else set())):
-        enough = [runs for runs in played.values() if len(runs) >= k]
-        chances = [1 - math.comb(len(runs) - sum(runs), k) / math.comb(len(runs), k) for runs in enough]
-        if chances:
-            result[k] = sum(chances) / len(chances)
-    return result
-
-
 def demonstrations(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
     """The conversations of the successful runs, as `sft.demonstrations` reads them. One that was shortened on its way
     yields a record for each of its branches."""

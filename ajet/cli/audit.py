@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import wait
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from shlex import join, quote
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ajet.observe.logs import Masker
 from ajet.schema.errors import EXIT_FAILED, ConfigError
 from ajet.schema.printable import printable
-from ajet.system.command_line import ArgumentError, CommandParser, fail
+from ajet.system.command_line import ArgumentError, CommandParser, fail, real, whole
 
 if TYPE_CHECKING:
     from ajet.backbone.plan import Measured, RunPlan
@@ -80,33 +79,16 @@ def _parser() -> CommandParser:
     parser = CommandParser("ajet audit", description=__doc__)
     parser.add_argument("conf", metavar="CONF")
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE")
-    parser.add_argument(
-        "--tasks", type=_at_least(1), default=16, metavar="N", help="play this many training tasks (16)"
-    )
-    parser.add_argument("--repeats", type=_at_least(2), default=8, metavar="K", help="episodes of each task (8)")
-    parser.add_argument("--max-minutes", type=_positive, default=10.0, metavar="M", help="stop after this long (10)")
+    parser.add_argument("--tasks", type=whole(1), default=16, metavar="N", help="play this many training tasks (16)")
+    parser.add_argument("--repeats", type=whole(2), default=8, metavar="K", help="episodes of each task (8)")
+    minutes = real(0.001, 1e6, "minutes")
+    parser.add_argument("--max-minutes", type=minutes, default=10.0, metavar="M", help="stop after this long (10)")
     parser.add_argument("--answer-field", metavar="FIELD", help="field of the tasks with the right answer")
     parser.add_argument("--answer-form", metavar="TEXT", help="a reply that should be rewarded, with {answer} in it")
     parser.add_argument("--time", action="store_true", help="measure training steps: what the whole run will take")
-    parser.add_argument("--gpu-hour", type=_positive, metavar="PRICE", help="with --time: the price of a GPU's hour")
+    parser.add_argument("--gpu-hour", type=real(0, 1e6), metavar="PRICE", help="with --time: the price of a GPU's hour")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def count(text: str) -> int:
-        if text.isdecimal() and least <= int(text) <= 100_000:
-            return int(text)
-        raise ArgumentTypeError(f"{text!r}: write a whole number from {least} to 100,000")
-
-    return count
-
-
-def _positive(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < (number := float(text)) < 1e6:
-            return number
-    raise ArgumentTypeError(f"{text!r} is not a number above 0")
 
 
 def _nothing_to_say(found: AuditFigures, stopped: bool) -> str:
@@ -175,16 +157,16 @@ class _Audit:
 
     def _bounded(self, runtime: Runtime, work: Coroutine[Any, Any, T], share: float) -> T:
         """Its result; when the time is up, with what has ended by then."""
-        running, late = runtime.submit(work), False
+        running = runtime.submit(work)
         try:
-            while not wait([running], timeout=0.2).done:
-                if not late and time.monotonic() - self.began > share * self.seconds:
-                    self.stopped = late = True
-                    runtime.loop.call_soon_threadsafe(runtime.pool.stop_all)
+            left = share * self.seconds - (time.monotonic() - self.began)
+            if not wait([running], timeout=max(0.0, left)).done:
+                self.stopped = True
+                runtime.loop.call_soon_threadsafe(runtime.pool.stop_all)
+            return running.result()
         except BaseException:
             running.cancel()
             raise
-        return running.result()
 
     def play(self) -> AuditFigures:
         """Play the tasks as training would."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.schema.errors import EXIT_FAILED
 from ajet.schema.printable import printable
-from ajet.system.command_line import CommandParser, fail
+from ajet.system.command_line import CommandParser, fail, whole
 
 if TYPE_CHECKING:
     from ajet.observe.board import RunEnd
@@ -69,7 +69,7 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="CELL", help="these cells or rows alone; `frozen_lake*` is a pattern"
     )
-    parser.add_argument("--jobs", type=_jobs, metavar="N", help="runs at a time (default: half of the cores)")
+    parser.add_argument("--jobs", type=whole(1, 1000), metavar="N", help="runs at a time (default: half of the cores)")
     parser.add_argument("--again", action="store_true", help="run cells that have their record, too")
     parser.add_argument("--list", action="store_true", help="show the cells, and run none")
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="write the board there, as index.html")
@@ -81,12 +81,6 @@ def _parser() -> CommandParser:
         help="the interpreter whose packages a backbone needs: verl=.venv-verl/bin/python",
     )  # fmt: skip
     return parser
-
-
-def _jobs(text: str) -> int:
-    if text.isdecimal() and 1 <= int(text) <= 1000:
-        return int(text)
-    raise ArgumentTypeError(f"{text!r}: write a whole number from 1 to 1,000")
 
 
 def _interpreter(text: str) -> tuple[str, str]:
@@ -127,6 +121,7 @@ class _Bench:
 
     def prepare(self, rows: Sequence[MatrixRow]) -> None:
         """Make the rows' data, then the weights they start from."""
+        from ajet.observe.run_files import is_complete
         from ajet.schema.errors import UserError
 
         for program in dict.fromkeys(row.prepare for row in rows if row.prepare is not None):
@@ -134,13 +129,7 @@ class _Bench:
             if done.returncode:
                 raise UserError(f"prepare: {program} ended with {done.returncode}\n    {_last_line(done.stderr)}")
         starts = {row.cold_start.name: row.cold_start for row in rows if row.cold_start is not None}
-        self._run_all([self._cold_start(start) for start in starts.values() if not self._is_there(start)])
-
-    def _is_there(self, start: StartingRun) -> bool:
-        from ajet.observe.run_files import read_events
-
-        events = read_events(self.runs / start.name / "events.jsonl")
-        return bool(events) and events[-1].get("status") == "completed"
+        self._run_all([self._cold_start(start) for start in starts.values() if not is_complete(self.runs / start.name)])
 
     def _cold_start(self, start: StartingRun) -> _PlannedRun:
         def done(ended: RunEnd) -> None:

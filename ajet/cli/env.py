@@ -8,11 +8,10 @@ import re
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ajet.cli.main import interruption
 from ajet.schema.errors import UserError
-from ajet.system.command_line import CommandParser
+from ajet.system.command_line import CommandParser, options_of, real, whole
 
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
@@ -27,16 +26,14 @@ def _parser() -> CommandParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", description=__doc__, help="serve environments over HTTP")
     serve.add_argument("target", metavar="TARGET", help="path/file.py->Class, module->Class or gymnasium:ID")
-    serve.add_argument("--workers", type=int, default=8, help="most environments at a time (default: 8)")
+    serve.add_argument("--workers", type=whole(1), default=8, help="most environments at a time (default: 8)")
     serve.add_argument("--host", default="127.0.0.1", help="0.0.0.0: reachable from other machines; needs a key")
     serve.add_argument("--port", type=int, default=8080, help="0: any free port (default: 8080)")
     serve.add_argument("--api-key-env", metavar="NAME", help="environment variable with the key that clients must send")
-    serve.add_argument(
-        "--idle", type=float, default=1800.0, metavar="SECONDS", help="end one that isn't used (default: 1800)"
-    )
-    serve.add_argument(
-        "--step-timeout", type=float, default=300.0, metavar="SECONDS", help="end one that hangs (default: 300)"
-    )
+    seconds = real(0.1, 1e7, "seconds")
+    idle, hangs = "end one that isn't used (default: 1800)", "end one that hangs (default: 300)"
+    serve.add_argument("--idle", type=seconds, default=1800.0, metavar="SECONDS", help=idle)
+    serve.add_argument("--step-timeout", type=seconds, default=300.0, metavar="SECONDS", help=hangs)
     serve.add_argument("--memory", default="4G", metavar="SIZE", help="of each process; 0: no limit (default: 4G)")
     serve.add_argument(
         "--option",
@@ -53,11 +50,10 @@ async def _serve(arguments: Namespace) -> int:
     from ajet.environment.instances import InstanceLimits
     from ajet.environment.server import EnvironmentServer
 
-    for flag in ("workers", "idle", "step_timeout"):
-        if not getattr(arguments, flag) > 0:
-            raise UserError(f"--{flag.replace('_', '-')} should be above 0, not {getattr(arguments, flag)}")
     limits = InstanceLimits(arguments.workers, arguments.idle, arguments.step_timeout, _size(arguments.memory))
-    settings = EnvironmentSettings(arguments.target, options=_options(arguments.option), key="ajet env serve")
+    settings = EnvironmentSettings(
+        arguments.target, options=options_of(arguments.option, "--option"), key="ajet env serve"
+    )
     server = EnvironmentServer(settings, limits, api_key=_key(arguments.api_key_env), base_dirs=[Path.cwd()])
     done = interruption()
     try:
@@ -86,18 +82,3 @@ def _size(text: str) -> int:
     if found is None:
         raise UserError(f"--memory {text}: write a size such as 500M or 4G")
     return int(float(found[1]) * _UNITS[found[2].upper()])
-
-
-def _options(given: Sequence[str]) -> dict[str, Any]:
-    import yaml
-
-    options: dict[str, Any] = {}
-    for item in given:
-        name, equals, value = item.partition("=")
-        if not equals or not name:
-            raise UserError(f"--option {item}: write KEY=VALUE")
-        try:
-            options[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise UserError(f"--option {item}: the value is not YAML: {error}") from None
-    return options

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.schema.errors import EXIT_FAILED
 from ajet.schema.printable import printable
-from ajet.system.command_line import ArgumentError, CommandParser
+from ajet.system.command_line import ArgumentError, CommandParser, real, whole
 
 if TYPE_CHECKING:
     from ajet.backbone.evaluation import Evaluation, EvaluationCell
@@ -27,14 +27,12 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str]) -> int:
     """Returns 1 if a cell has no episode with a reward, or the last model is below `--fail-under`."""
     arguments = _parser().parse_intermixed_args(argv)
-    if len(arguments.checkpoint) + bool(arguments.model) > 1:
-        raise ArgumentError("--checkpoint names one model: give it as another --model instead")
     from ajet.backbone.evaluation import BASE, play
     from ajet.config.loader import load_config
     from ajet.system.services import yaml_services
 
     config = load_config(arguments.conf, arguments.overrides, backbone="debug")  # which trains nothing, with any engine
-    models = arguments.checkpoint or arguments.model or [BASE]
+    models = arguments.model or [BASE]
     for what, names in (("--model", models), ("--tasks", [file.stem for file in arguments.tasks])):
         if twice := [name for name in names if names.count(name) > 1]:
             raise ArgumentError(f"{what} {twice[0]}: two have this name, and results are told apart by it")
@@ -70,30 +68,24 @@ def _parser() -> CommandParser:
     parser.add_argument("conf", metavar="CONF")
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument(
-        "--model", action="append", default=[], metavar="MODEL",
+        "--model", "--checkpoint", action="append", default=[], metavar="MODEL",
         help="`base` (the config's), a run, a checkpoint, a model folder, hub id or tiny:NAME, or NAME@URL of an "
         "OpenAI-compatible server. Repeat it: each is compared with the first",
     )  # fmt: skip
-    parser.add_argument(
-        "--checkpoint",
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="a checkpoint (step_N), or an experiment: its newest",
-    )
-    parser.add_argument("--best", action="store_true", help="of an experiment: the checkpoint with the best validation")
+    parser.add_argument("--best", action="store_true", help="of a run: the checkpoint with the best validation")
     parser.add_argument(
         "--tasks", action="append", default=[], type=Path, metavar="FILE",
         help="JSON lines of tasks, instead of the config's validation tasks. Repeatable",
     )  # fmt: skip
     attempts = "attempts at each task, sampled if several (default: val_pass_n)"
-    parser.add_argument("-n", "--repeats", type=int, metavar="N", help=attempts)
+    parser.add_argument("-n", "--repeats", type=whole(1), metavar="N", help=attempts)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the episodes; run it again to go on")
-    parser.add_argument("--price-input", type=float, default=0.0, help="of a million tokens, for models at a URL")
-    parser.add_argument("--price-output", type=float, default=0.0)
+    price = real(0, 1e6)
+    parser.add_argument("--price-input", type=price, default=0.0, help="of a million tokens, for models at a URL")
+    parser.add_argument("--price-output", type=price, default=0.0)
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the tables as one HTML file")
     parser.add_argument(
-        "--fail-under", type=float, metavar="SHARE", help="return 1 if pass@1 of the last model is below this"
+        "--fail-under", type=real(0, 1), metavar="SHARE", help="return 1 if pass@1 of the last model is below this"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -104,13 +96,6 @@ def _cells(arguments: Namespace, config: Config, model: str) -> Iterator[Evaluat
     from ajet.backbone.evaluation import EvaluationCell, Price, model_keys, tasks_keys
     from ajet.config.loader import load_config
 
-    if arguments.repeats is not None and arguments.repeats < 1:
-        raise ArgumentError(f"-n {arguments.repeats}: at least 1")
-    if arguments.fail_under is not None and not 0 <= arguments.fail_under <= 1:
-        raise ArgumentError(f"--fail-under {arguments.fail_under:g}: a share, from 0 to 1")
-    for flag, price in (("--price-input", arguments.price_input), ("--price-output", arguments.price_output)):
-        if price < 0:
-            raise ArgumentError(f"{flag} {price:g}: a price is not below 0")
     if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
         raise ArgumentError(f"--out {arguments.out} is not a folder")
     played = model_keys(_resolved(model, best=arguments.best), config.ajet.rollout.engine)

@@ -14,60 +14,19 @@ import time
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ajet.agents.model_function import ModelMessage
-from ajet.gateway.chat import EpisodeSession
-from ajet.schema.chat import ChatRequest, Sampling
 from ajet.schema.errors import UserError
 from ajet.schema.printable import printable
-from ajet.schema.trajectory import Usage
-from ajet.system.command_line import CommandParser
+from ajet.system.command_line import CommandParser, options_of, real, whole
 
 if TYPE_CHECKING:
     from ajet.agents import Agent, Trajectory
     from ajet.agents.batch import Judge
     from ajet.environment.sandboxes import SandboxSettings
     from ajet.schema.task import Task
-
-
-class SessionModelFunction:
-    """Asks over one session. Called on the engine's event loop."""
-
-    takes_tools = True
-
-    def __init__(self, session: EpisodeSession) -> None:
-        self._session = session
-
-    async def __call__(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        max_tokens: int | None = None,
-        stop: str | list[str] | None = None,
-        parallel_tool_calls: bool = True,
-        tool_choice: Any = "auto",
-    ) -> ModelMessage:
-        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        request = ChatRequest(
-            messages,
-            tools=tools or [],
-            tool_choice=tool_choice,
-            parallel_tool_calls=parallel_tool_calls,
-            sampling=Sampling(temperature=temperature, top_p=top_p, max_tokens=max_tokens, stop=stops),
-        )
-        (reply,) = await self._session.complete(request)
-        message = ModelMessage(reply.message)
-        message.usage = Usage(len(reply.prompt_ids), len(reply.completion.token_ids))
-        message.finish_reason = reply.finish_reason
-        message.reply_id = reply.call_id
-        message.malformed = reply.malformed
-        return message
 
 
 LINE_EVERY_S = 10.0
@@ -84,7 +43,6 @@ class EpisodeCounts:
     succeeded: int = 0
     tokens: int = 0
     cost: float = 0.0
-    began: float = field(default_factory=time.monotonic)
 
     def add(self, trajectory: Trajectory) -> None:
         self.done += 1
@@ -107,38 +65,24 @@ class EpisodeCounts:
 
 @contextmanager
 def progress(counts: EpisodeCounts, *, quiet: bool = False) -> Iterator[Callable[[Trajectory], None]]:
-    """Yields what is to be told of each trajectory that ended. Progress that can't be written ends nothing."""
-    if quiet or sys.stderr is None:
-        yield counts.add
-    elif sys.stderr.isatty():
-        with _bar(counts) as ended:
-            yield ended
-    else:
-        shown = time.monotonic()
-
-        def ended_plainly(trajectory: Trajectory) -> None:
-            nonlocal shown
-            counts.add(trajectory)
-            if time.monotonic() - shown >= LINE_EVERY_S or counts.done == counts.total:
-                shown = time.monotonic()
-                with suppress(OSError):  # nobody reads it any more: the trajectories are what counts
-                    print(f"{counts.done:,}/{counts.total:,}: {counts.text()}", file=sys.stderr, flush=True)
-
-        yield ended_plainly
-
-
-@contextmanager
-def _bar(counts: EpisodeCounts) -> Iterator[Callable[[Trajectory], None]]:
+    """Yields what is to be told of each trajectory that ended: a bar on a terminal, else a line now and then."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    terminal, shown = sys.stderr.isatty(), time.monotonic()
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(file=sys.stderr)) as bar:
+    with Progress(*columns, console=Console(file=sys.stderr), disable=quiet or not terminal) as bar:
         task = bar.add_task("", total=counts.total)
 
         def ended(trajectory: Trajectory) -> None:
+            nonlocal shown
             counts.add(trajectory)
             bar.update(task, completed=counts.done, description=counts.text())
+            due = time.monotonic() - shown >= LINE_EVERY_S or counts.done == counts.total
+            if due and not quiet and not terminal:
+                shown = time.monotonic()
+                with suppress(OSError):  # nobody reads it any more: the trajectories are what counts
+                    print(f"{counts.done:,}/{counts.total:,}: {counts.text()}", file=sys.stderr, flush=True)
 
         yield ended
 
@@ -147,20 +91,11 @@ DEMONSTRATIONS = "demonstrations.jsonl"
 LONGEST_RUN_S = 86_400.0
 """How long a sandbox lives if the agent has no `max_seconds`."""
 BEYOND_THE_RUN_S = 60.0
-LEAST = {
-    "-n": 1, "--concurrency": 1, "--limit": 1, "--max-tokens": 1, "--temperature": 0, "--price-input": 0,
-    "--price-output": 0,
-}  # fmt: skip
-"""The smallest value of a flag."""
 
 
 def run(argv: Sequence[str]) -> int:
     """Returns 1 if a run failed."""
     arguments = _parser().parse_intermixed_args(argv)
-    for flag, least in LEAST.items():
-        value = getattr(arguments, flag.lstrip("-").replace("-", "_"))
-        if value is not None and value < least:
-            raise UserError(f"{flag} {value}: give a number from {least} on")
     agent, tasks, judge = _agent(arguments), _tasks(arguments), _judge(arguments)
     sandbox = _sandbox(arguments.sandbox, agent)
     if arguments.out.exists() and not arguments.out.is_dir():
@@ -177,38 +112,28 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--model-name", default="", help="for a URL: which of the server's models")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="where the trajectories go")
-    parser.add_argument("-n", type=int, default=1, help="runs of each task (default: 1)")
-    parser.add_argument("--concurrency", type=int, default=32, help="most runs at a time (default: 32)")
-    parser.add_argument("--limit", type=int, help="only the first so many tasks")
+    parser.add_argument("-n", type=whole(1), default=1, help="runs of each task (default: 1)")
+    parser.add_argument("--concurrency", type=whole(1), default=32, help="most runs at a time (default: 32)")
+    parser.add_argument("--limit", type=whole(1), help="only the first so many tasks")
     parser.add_argument(
         "--judge", metavar="module->Class", help="default: the answer is compared with the task's `answer`"
     )
     parser.add_argument(
         "--sandbox", metavar="KIND", help="for the agent's tools: bubblewrap, docker, …, or {kind: …, memory_mb: …}"
     )
-    parser.add_argument("--temperature", type=float, help="default: the server's, or 1")
-    parser.add_argument("--max-tokens", type=int, help="most tokens of one reply")
-    parser.add_argument("--price-input", type=float, default=0.0, help="of a million tokens, for the cost")
-    parser.add_argument("--price-output", type=float, default=0.0)
+    parser.add_argument("--temperature", type=real(0, 1e6), help="default: the server's, or 1")
+    parser.add_argument("--max-tokens", type=whole(1), help="most tokens of one reply")
+    parser.add_argument("--price-input", type=real(0, 1e6), default=0.0, help="of a million tokens, for the cost")
+    parser.add_argument("--price-output", type=real(0, 1e6), default=0.0)
     parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="of the agent: tools=[calculator] max_steps=5")
     return parser
 
 
 def _agent(arguments: Namespace) -> Agent:
-    import yaml
-
     from ajet.agents import make_agent
 
-    options: dict[str, Any] = {}
-    for text in arguments.settings:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise UserError(f"{text!r}: write the agent's settings as KEY=VALUE, for example tools=[calculator]")
-        try:
-            options[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise UserError(f"{text!r}: the value can't be read; close its quotes and brackets") from None
+    options = options_of(arguments.settings, "setting")
     sampling = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
     if isinstance(options.setdefault("sampling", {}), dict):
         options["sampling"] |= {name: value for name, value in sampling.items() if value is not None}
@@ -222,29 +147,24 @@ def _agent(arguments: Namespace) -> Agent:
 
 def _sandbox(text: str | None, agent: Agent) -> SandboxSettings | None:
     """What each run's sandbox is. None: there is none."""
-    import yaml
     from pydantic import ValidationError
 
     from ajet.config import make_config
     from ajet.config.problems import dotted, from_validation
+    from ajet.config.yaml_source import parse_value
     from ajet.task_runner.environments import find_sandbox
 
     if text is None:
         return None
-    try:
-        asked = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise UserError(f"--sandbox {text}: it can't be read; close its quotes and brackets") from None
-    asked = {"kind": asked} if isinstance(asked, str) else asked
+    asked = parse_value(text, "--sandbox")
     try:
         config = make_config({"rollout.sandbox": asked})
+        settings = find_sandbox(config, [Path.cwd()])
     except ValidationError as error:
         wrong = from_validation(error, {"ajet": {"rollout": {"sandbox": asked}}})[0]
         key = dotted(wrong.path[3:])
         fix = f"\n    {wrong.fix}" if wrong.fix else ""
         raise UserError(f"--sandbox {text}: {key + ': ' if key else ''}{wrong.what}{fix}") from None
-    try:
-        settings = find_sandbox(config, [Path.cwd()])
     except UserError as error:
         raise UserError(f"--sandbox {text}: {error}") from None
     if settings is None:
@@ -337,15 +257,19 @@ async def _rollout(
 def _report(arguments: Namespace, trajectories: Sequence[Trajectory], demonstrations: int) -> None:
     from collections import Counter
 
-    from ajet.agents.batch import pass_at_k
+    from ajet.backbone.metrics import pass_at
 
+    judged: dict[str, list[bool]] = {}
+    for trajectory in trajectories:
+        if trajectory.is_success is not None:
+            judged.setdefault(trajectory.task_id, []).append(trajectory.is_success)
     rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
     rows = [("runs", f"{len(trajectories):,}")]
     reasons = Counter(str(trajectory.stop_reason) for trajectory in trajectories)
     rows.append(("ended by", ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())))
     if rewards:
         rows.append(("mean reward", f"{sum(rewards) / len(rewards):.4f} over {len(rewards):,}"))
-    rows += [(f"pass@{k}", f"{chance:.4f}") for k, chance in pass_at_k(trajectories).items()]
+    rows += [(f"pass@{k}", f"{chance.value:.4f}") for k, chance in pass_at([*judged.values()]).items()]
     tokens = [trajectory.usage for trajectory in trajectories]
     about = "" if all(usage.counted for usage in tokens) else "about "
     total_in, total_out = sum(usage.input_tokens for usage in tokens), sum(usage.output_tokens for usage in tokens)
@@ -385,13 +309,18 @@ async def _model(arguments: Namespace) -> AsyncIterator[_Model]:
         return
     from ajet.cli.targets import target_config
     from ajet.task_runner.model import load_model
+    from ajet.task_runner.tuner import AjetTuner
 
-    config = target_config(target)
+    config, loop = target_config(target), asyncio.get_running_loop()
     model = load_model(config)
-    length = config.ajet.rollout.max_model_len
+
+    def function() -> Any:
+        session = model.open_conversation(config.ajet.rollout.max_model_len)
+        return AjetTuner(session, config, loop).as_model_function()
+
     try:
         await model.engine.ready()
-        yield _Model(target, lambda: SessionModelFunction(model.open_conversation(length)))
+        yield _Model(target, function)
     finally:
         await model.engine.aclose()
 

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from ajet.backbone.ray import checked_address
 from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.schema.printable import printable
-from ajet.system.command_line import CommandParser
+from ajet.system.command_line import CommandParser, whole
 from ajet.system.processes import ending_with_us
 
 if TYPE_CHECKING:
@@ -44,17 +44,13 @@ def run(argv: Sequence[str]) -> int:
     parser = CommandParser("ajet runner", description=__doc__)
     parser.add_argument("--connect", required=True, metavar="URL", help="where the run serves its episodes")
     parser.add_argument(WORKFLOW_FLAG, required=True, metavar="FILE.py->CLASS", help="the workflow, on this machine")
-    parser.add_argument("--workers", type=int, default=1, help="episodes at a time (default: 1)")
+    parser.add_argument("--workers", type=whole(1), default=1, help="episodes at a time (default: 1)")
     parser.add_argument("--name", default=f"{socket.gethostname()}-{os.getpid()}", help="how the run calls this runner")
     parser.add_argument("--ca", metavar="FILE", help="PEM file with the authority of the run's certificate")
     parser.add_argument("--patience", default="10m", metavar="TIME", help="how long the run may be away (default: 10m)")
-    parser.add_argument("--with-ray", type=int, metavar="N", help="N such runners as actors of a Ray cluster")
+    parser.add_argument("--with-ray", type=whole(1), metavar="N", help="N such runners as actors of a Ray cluster")
     parser.add_argument("--ray-address", metavar="ADDR", help="the cluster (default: RAY_ADDRESS, or this machine's)")
     arguments = parser.parse_args(argv)
-    if arguments.workers < 1:
-        parser.error("--workers is at least 1")
-    if arguments.with_ray is not None and arguments.with_ray < 1:
-        parser.error("--with-ray is at least 1")
     if arguments.ray_address and arguments.with_ray is None:
         parser.error("--ray-address goes with --with-ray")
     address = urlsplit(arguments.connect)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ajet.cli.main import interruption
 from ajet.schema.errors import UserError
-from ajet.system.command_line import CommandParser
+from ajet.system.command_line import CommandParser, real
 
 if TYPE_CHECKING:
     from ajet.store.database_store import Database, Retention
@@ -24,7 +24,6 @@ DEFAULT_PATH = "store.sqlite"
 """In the working folder."""
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 KEY_VARIABLE = "AJET_STORE_KEY"
-MOST_GB = 1e9
 LONGEST_S = 36500 * 86400
 """A century: the calendar can say when it ends."""
 
@@ -40,7 +39,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--tls-cert", metavar="FILE", help="PEM file with the certificate: serve HTTPS")
     parser.add_argument("--tls-key", metavar="FILE", help="PEM file with its private key")
     parser.add_argument("--keep", metavar="TIME", help="delete rollouts that ended longer ago (12h, 30d)")
-    parser.add_argument("--keep-gb", type=float, metavar="GB", help="delete the oldest ended rollouts beyond this")
+    gigabytes = real(1e-6, 1e9, "gigabytes")
+    parser.add_argument("--keep-gb", type=gigabytes, metavar="GB", help="delete the oldest ended rollouts beyond this")
     arguments = parser.parse_args(argv)
     if bool(arguments.tls_cert) != bool(arguments.tls_key):
         parser.error("--tls-cert and --tls-key go together")
@@ -74,8 +74,6 @@ def _retention(arguments: Namespace) -> Retention:
     kept_for = None if keep is None else seconds(keep)
     if kept_for == 0:
         raise UserError(f"--keep {keep}: more than nothing, such as 12h or 30d")
-    if gigabytes is not None and not 0 < gigabytes < MOST_GB:
-        raise UserError(f"--keep-gb {gigabytes:g}: a number of gigabytes above 0, such as 10")
     return Retention(kept_for, None if gigabytes is None else int(gigabytes * 1e9))
 
 

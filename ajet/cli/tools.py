@@ -27,15 +27,10 @@ def run(argv: Sequence[str]) -> int:
 
     import asyncio
 
-    import yaml
-
     from ajet.agents.tools import get_global_tool_registry, make_tools, schemas_of
-    from ajet.schema.errors import ConfigError
+    from ajet.config.yaml_source import parse_value
 
-    try:
-        specs = [yaml.safe_load(text) if text.lstrip().startswith("{") else text for text in arguments.tools]
-    except yaml.YAMLError as error:
-        raise ConfigError(f"an argument is no valid YAML: {error}") from None
+    specs = [parse_value(text, "TOOL") if text.lstrip().startswith("{") else text for text in arguments.tools]
     schemas = asyncio.run(schemas_of(make_tools(specs or get_global_tool_registry().listed())))
     if arguments.json:
         print(printable(json.dumps(schemas, indent=2, ensure_ascii=False)))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.launch import LaunchArguments, parse_arguments
 from ajet.schema.errors import ConfigError
-from ajet.system.command_line import ArgumentError, CommandParser
+from ajet.system.command_line import CommandParser, whole
 
 if TYPE_CHECKING:
     from ajet.config import BackboneName, Config
@@ -29,11 +29,9 @@ def run(argv: Sequence[str]) -> int:
         epilog="KEY=VALUE and the flags of `ajet --conf` may follow: --exp-dir, --fresh, --quiet, --json",
     )  # fmt: skip
     parser.add_argument("conf", metavar="CONF")
-    parser.add_argument("--rounds", type=int, default=1, help="how often to search and train, in turn (default: 1)")
+    parser.add_argument("--rounds", type=whole(1), default=1, help="how often to search and train, in turn (1)")
     parser.add_argument("--backbone", default="local", choices=("local", "verl", "trinity"), help="what trains")
     own, rest = parser.parse_known_args(argv)
-    if own.rounds < 1:
-        raise ArgumentError(f"--rounds {own.rounds}: at least 1 is needed")
     from ajet.observe.logs import log_to_terminal
 
     arguments = parse_arguments(["--conf", own.conf, *rest])
@@ -70,12 +68,13 @@ class Stages:
         """One run, unless it is complete. Returns its exit code and folder."""
         from ajet.backbone.launch import launch
         from ajet.observe.experiment import OWN_FOLDER, folder_of
+        from ajet.observe.run_files import is_complete
 
         config = self._config(backbone, {**found, "experiment_name": name})
         folder = folder_of(config, self._arguments.exp_dir, config.yaml_path)
         if backbone in OWN_FOLDER:
             folder = folder.with_name(f"{folder.name}-{backbone}")
-        if not self._arguments.fresh and _is_complete(folder):
+        if not self._arguments.fresh and is_complete(folder):
             self._say(f"{folder} is complete")
             return 0, folder
         self._say(f"{'search' if backbone == 'prompt' else 'training'}: {folder}")
@@ -95,10 +94,3 @@ class Stages:
     def _say(self, text: str) -> None:
         if not (self._arguments.options.quiet or self._arguments.options.json):
             print(text, flush=True)
-
-
-def _is_complete(folder: Path) -> bool:
-    from ajet.observe.run_files import read_events
-
-    events = read_events(folder / "events.jsonl")
-    return bool(events) and events[-1].get("event") == "ended" and events[-1].get("status") == "completed"

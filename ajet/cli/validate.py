@@ -1,6 +1,6 @@
 """`ajet validate CONF`: what would run, without a model: config, tasks, workflow and judge, and the size of it all.
 
-`problems` would end or spoil a run; `doubts` might. Nothing is run, and no weights are loaded, unless `--run` asks to
+Problems would end or spoil a run; `doubts` might. Nothing is run, and no weights are loaded, unless `--run` asks to
 `rehearse` one episode of the first task.
 """
 
@@ -10,15 +10,15 @@ import ast
 import inspect
 import shlex
 import textwrap
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ajet.schema.errors import EXIT_FAILED
-from ajet.schema.printable import printable
-from ajet.system.command_line import CommandParser, fail
+from ajet.schema.printable import counted, one_line, printable
+from ajet.system.command_line import CommandParser, fail, real
 
 if TYPE_CHECKING:
     from ajet.backbone.plan import RunPlan
@@ -72,7 +72,7 @@ def _check(config: Config, arguments: Namespace, flag: BackboneName | None) -> i
     plan = RunPlan.of(config, backbone, training_samples(config, loaded.training), len(loaded.validation))
     for label, text in [("backbone", f"{backbone} ({why})"), *describe(config, plan, loaded)]:
         print(f"  {label:<10} {printable(text)}")
-    wrong = _look_for_problems(config, loaded)
+    wrong = _look_for_problems(config, backbone, loaded)
     if arguments.plan:
         from ajet.backbone.memory import show_plan
 
@@ -93,17 +93,22 @@ def _check(config: Config, arguments: Namespace, flag: BackboneName | None) -> i
     return 0
 
 
-def _look_for_problems(config: Config, loaded: Loaded) -> list[str]:
+def _look_for_problems(config: Config, backbone: BackboneName, loaded: Loaded) -> list[str]:
     """What a run would end with. What only looks wrong is printed with the report."""
-    from ajet.backbone.checks import repeated, unchecked
+    from ajet.backbone.checks import model_problems, repeated, unchecked
+    from ajet.backbone.plan import serving_engine
+    from ajet.observe.metrics import missing_trackers
+    from ajet.schema.install import missing_for_training
 
-    for remark in remarks(config):
-        print(f"  {'note':<10} {remark}")
-    for gap in unchecked(config):
-        print(f"  {'unchecked':<10} {printable(gap)}")
-    for doubt in (*doubts(loaded), *repeated(config, loaded.training, loaded.validation)):
-        print(f"  {'warning':<10} {printable(doubt)}")
-    return list(problems(config, loaded))
+    of_backbone = _backbone_notes(backbone, config)
+    trackers = missing_trackers(config).values() if backbone != "debug" else ()
+    followed = (str(note) for note in of_backbone if not note.refused)
+    doubted = (*doubts(loaded), *repeated(config, loaded.training, loaded.validation))
+    for label, texts in (("note", (*trackers, *followed)), ("unchecked", unchecked(config)), ("warning", doubted)):
+        for text in texts:
+            print(f"  {label:<10} {printable(text)}")
+    of_model = model_problems(config, serving_engine(config, backbone)) if missing_for_training() is None else ()
+    return [*of_model, *_task_problems(loaded), *(str(note) for note in of_backbone if note.refused)]
 
 
 def _parser() -> CommandParser:
@@ -112,22 +117,11 @@ def _parser() -> CommandParser:
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument("--backbone", help="check for this backbone")
     parser.add_argument("--plan", action="store_true", help="also say how much memory the training will take")
-    parser.add_argument(
-        "--gpu",
-        type=_gibibytes,
-        metavar="GIB",
-        help="as --plan, for a GPU with this much memory",
-    )
+    gibibytes = real(0.1, 10_000, "GiB")
+    parser.add_argument("--gpu", type=gibibytes, metavar="GIB", help="as --plan, for a GPU with this much memory")
     parser.add_argument("--run", action="store_true", help="also run the first task with scripted replies, no model")
     parser.add_argument("--replies", metavar="FILE", help="for --run: a YAML or JSON list of replies")
     return parser
-
-
-def _gibibytes(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < (size := float(text)) < 10_000:
-            return size
-    raise ArgumentTypeError(f"{text!r} is not a GPU's memory: write GiB, for example --gpu 24")
 
 
 class Loaded(NamedTuple):
@@ -196,7 +190,7 @@ def describe(config: Config, plan: RunPlan, loaded: Loaded) -> Iterator[tuple[st
     if loaded.training:
         first = loaded.training[0]
         yield "tasks", f"{counts} ({ajet.task_reader.type})"
-        yield "first task", f"{first.task_id}: {_short(first.main_query)}"
+        yield "first task", f"{first.task_id}: {one_line(first.main_query, SHOWN_QUERY)}"
     else:
         yield "tasks", "none: programs elsewhere begin the episodes"
     if plan.backbone == "prompt":
@@ -217,16 +211,16 @@ def describe(config: Config, plan: RunPlan, loaded: Loaded) -> Iterator[tuple[st
 
 def _size(plan: RunPlan, num_repeat: int, epochs: str) -> Iterator[tuple[str, str]]:
     if plan.backbone == "debug":
-        yield "would run", f"{_count(plan.episodes, 'episode')}, one for each of the first tasks; no training"
+        yield "would run", f"{counted(plan.episodes, 'episode')}, one for each of the first tasks; no training"
     elif plan.trains and not plan.episodes:
         yield "each step", f"{plan.tasks_per_step:,} recorded conversations are imitated; no episodes"
-        yield "the run", f"{_count(plan.steps, 'step')}{epochs}"
+        yield "the run", f"{counted(plan.steps, 'step')}{epochs}"
     elif plan.trains:
-        tasks, groups = _count(plan.tasks_per_step, "task"), _count(plan.tasks_per_step, "group")
-        yield "each step", f"{tasks} × {num_repeat} = {_count(plan.episodes_per_step, 'episode')} in {groups}"
-        yield "the run", f"{_count(plan.steps, 'step')}{epochs}, {_count(plan.episodes, 'episode')}"
+        tasks, groups = counted(plan.tasks_per_step, "task"), counted(plan.tasks_per_step, "group")
+        yield "each step", f"{tasks} × {num_repeat} = {counted(plan.episodes_per_step, 'episode')} in {groups}"
+        yield "the run", f"{counted(plan.steps, 'step')}{epochs}, {counted(plan.episodes, 'episode')}"
     if plan.validations:
-        yield "validation", f"{plan.validations:,} × {_count(plan.validation_episodes, 'episode')}"
+        yield "validation", f"{plan.validations:,} × {counted(plan.validation_episodes, 'episode')}"
 
 
 def _agent(agent: AgentConfig) -> str:
@@ -255,37 +249,6 @@ def _place(cls: type[object], text: str | None) -> str:
     return f"{cls.__name__} ({place})"
 
 
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= SHOWN_QUERY else line[: SHOWN_QUERY - 1] + "…"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def problems(config: Config, loaded: Loaded) -> Iterator[str]:
-    """What would end or spoil a run."""
-    from ajet.backbone.checks import model_problems
-    from ajet.backbone.launch import DEFAULT_BACKBONE
-    from ajet.backbone.plan import serving_engine
-    from ajet.schema.install import missing_for_training
-
-    if missing_for_training() is None:
-        yield from model_problems(config, serving_engine(config, config.ajet.backbone or DEFAULT_BACKBONE))
-    yield from _task_problems(loaded)
-    yield from (str(note) for note in _backbone_notes(config) if note.refused)
-
-
-def remarks(config: Config) -> Iterator[str]:
-    """Settings that this machine, verl or Trinity doesn't follow."""
-    from ajet.observe.metrics import missing_trackers
-
-    if config.ajet.backbone != "debug":
-        yield from missing_trackers(config).values()
-    yield from (str(note) for note in _backbone_notes(config) if not note.refused)
-
-
 def doubts(loaded: Loaded) -> Iterator[str]:
     """What looks wrong, though only a run can tell."""
     if loaded.judge is None or loaded.workflow is None:
@@ -300,18 +263,12 @@ def doubts(loaded: Loaded) -> Iterator[str]:
         )
 
 
-def _backbone_notes(config: Config) -> list[Remark]:
+def _backbone_notes(backbone: BackboneName, config: Config) -> list[Remark]:
     """Keys that verl or Trinity honours only in part, or refuses. The GPUs may be on another machine."""
-    backbone = config.ajet.backbone
-    if backbone == "verl":
-        from ajet.backbone.ray import verl
+    from ajet.config.kinds import BACKBONES, load_module
 
-        return verl.planned_notes(config)
-    if backbone == "trinity":
-        from ajet.backbone.ray import trinity
-
-        return trinity.planned_notes(config)
-    return []
+    module = load_module(BACKBONES, backbone)
+    return module.planned_notes(config) if hasattr(module, "planned_notes") else []
 
 
 def _task_problems(loaded: Loaded) -> Iterator[str]:

@@ -164,6 +164,12 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         return [event for line in file if (event := whole_record(line)) is not None]
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether a run came to its end."""
+    events = read_events(folder / "events.jsonl")
+    return bool(events) and events[-1].get("status") == "completed"
+
+
 def unreadable_lines(path: Path) -> list[int]:
     """The numbers, from 1, of the lines that aren't a JSON object, except a last line that is still being written."""
     if not path.exists():

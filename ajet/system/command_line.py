@@ -20,10 +20,11 @@ import re
 import resource
 import shutil
 import sys
-from argparse import ArgumentParser
-from collections.abc import Sequence
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ajet.schema.errors import EXIT_USER_ERROR, UserError
 from ajet.schema.printable import printable
@@ -44,6 +45,43 @@ class CommandParser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ArgumentError(f"{message}\n    see: {self.prog} --help")
+
+
+def whole(least: int, most: int = 10**9) -> Callable[[str], int]:
+    """The type of an argument that is a whole number."""
+
+    def read(text: str) -> int:
+        with suppress(ValueError):
+            if least <= int(text) <= most:
+                return int(text)
+        raise ArgumentTypeError(f"{text!r}: write a whole number from {least:,} to {most:,}")
+
+    return read
+
+
+def real(least: float, most: float, unit: str = "") -> Callable[[str], float]:
+    """The type of an argument that is a number. `unit`: what it counts."""
+
+    def read(text: str) -> float:
+        with suppress(ValueError):
+            if least <= float(text) <= most:
+                return float(text)
+        raise ArgumentTypeError(f"{text!r}: write a number{unit and f' of {unit}'} from {least:g} to {most:,g}")
+
+    return read
+
+
+def options_of(given: Sequence[str], what: str) -> dict[str, Any]:
+    """Arguments `KEY=VALUE`, their values as YAML reads them. `what`: what they are, for errors."""
+    from ajet.config.yaml_source import parse_value
+
+    options: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ArgumentError(f"{what} {text!r}: write KEY=VALUE, for example tools=[calculator]")
+        options[key] = parse_value(value, f"{what} {key}")
+    return options
 
 
 def open_more_files() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ajet.agents import ReActAgent, Trajectory, read_trajectory
-from ajet.agents.batch import GIVE_UP_AFTER, Batch, BatchError, Prices, demonstrations, pass_at_k, run_batch
+from ajet.agents.batch import GIVE_UP_AFTER, Batch, BatchError, Prices, demonstrations, run_batch
 from ajet.agents.tools import ToolContext, tool
 from ajet.environment.sandboxes import SandboxSettings
 from ajet.schema.task import Task
@@ -246,14 +246,6 @@ def test_two_tasks_of_one_id(tmp_path: Path) -> None:
     twice.tasks = [TASKS[0], TASKS[0]]
     with pytest.raises(BatchError, match="two tasks have the id 't0'"):
         asyncio.run(run_batch(twice))
-
-
-def test_pass_at_k() -> None:
-    runs = [Trajectory("a", task_id=task, is_success=success) for task, success in (
-        *[("one", True), ("one", False), ("one", False), ("one", False)], *[("two", False)] * 4, ("three", None),
-    )]  # fmt: skip
-    assert pass_at_k(runs) == {1: 0.125, 2: 0.25, 4: 0.5}
-    assert pass_at_k([]) == {}
 
 
 def test_demonstrations_are_the_successful_conversations(tmp_path: Path) -> None:

@@ -50,7 +50,10 @@ def test_ray_and_a_number_are_needed(monkeypatch: pytest.MonkeyPatch, capsys: py
     command = ["runner", "--connect", "http://127.0.0.1:1", "--workflow", "agent.py->Agent"]
     assert main([*command, "--with-ray", "2"]) == 2
     assert "--with-ray needs Ray: pip install ray" in capsys.readouterr().err
-    for more, says in ((["--with-ray", "0"], "at least 1"), (["--ray-address", "a:1"], "goes with --with-ray")):
+    for more, says in (
+        (["--with-ray", "0"], "write a whole number from 1"),
+        (["--ray-address", "a:1"], "goes with --with-ray"),
+    ):
         assert main([*command, *more]) == 2
         assert says in capsys.readouterr().err
 
