@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.cli.runs import number, print_table
 from ajet.schema.errors import UserError
-from ajet.schema.printable import printable
+from ajet.schema.printable import one_line, printable
 from ajet.system.command_line import CommandParser
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _show_gains(gains: Sequence[RunGain], *, moved: bool) -> None:
             print(printable(f"{one.gain.unshared} tasks are not in both {one.name} and {one.against}, and left out"))
         for title, tasks in (("worse", one.worse), ("better", one.better)) if moved else ():
             for task in tasks:
-                query = " ".join(task.query.split())[:QUERY_LENGTH]
+                query = one_line(task.query, QUERY_LENGTH)
                 print(printable(f"  {title:<7} {task.before:.3f} → {task.after:.3f}  {task.task_id}  {query}".rstrip()))
 
 

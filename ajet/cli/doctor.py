@@ -116,6 +116,11 @@ def pip(what: str) -> str:
     return f"pip install '{what}'"
 
 
+def perhaps_warning(what: str, detail: str, fix: str) -> Finding:
+    """A warning if there is something to do about it."""
+    return Finding(Sign.WARNING if fix else Sign.OK, what, detail, fix)
+
+
 def check_python() -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     fits = (3, 11) <= sys.version_info[:2] < (3, 14)
@@ -129,36 +134,21 @@ def check_machine() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     yield Finding(Sign.OK, "CPU", f"{cores} core{'' if cores == 1 else 's'}")
     memory = main_memory()
-    few = memory.available / GIB < MEMORY_GIB
-    yield Finding(
-        Sign.WARNING if few else Sign.OK,
-        "memory",
-        f"{memory.available / GIB:.1f} GiB free of {memory.total / GIB:.1f}",
-        "close other programs, or stay with the tiny: models" if few else "",
-    )
-    disk = shutil.disk_usage(Path.cwd()).free / GIB
-    full = disk < DISK_GIB
-    yield Finding(
-        Sign.WARNING if full else Sign.OK,
-        "disk",
-        f"{disk:.1f} GiB free here",
-        "free some space, or use --exp-dir on another disk; old runs are in saved_experiments/" if full else "",
-    )
+    free, disk = memory.available / GIB, shutil.disk_usage(Path.cwd()).free / GIB
+    fix = "close other programs, or stay with the tiny: models" if free < MEMORY_GIB else ""
+    yield perhaps_warning("memory", f"{free:.1f} GiB free of {memory.total / GIB:.1f}", fix)
+    fix = "free some space, or use --exp-dir on another disk; old runs are in saved_experiments/"
+    yield perhaps_warning("disk", f"{disk:.1f} GiB free here", fix if disk < DISK_GIB else "")
 
 
 def check_limits() -> Iterator[Finding]:
     if (files := open_more_files()) < OPEN_FILES:
-        yield Finding(
-            Sign.WARNING, "open files", f"at most {files}", "raise the hard limit, or lower rollout.max_env_worker"
-        )
+        fix = "raise the hard limit, or lower rollout.max_env_worker"
+        yield perhaps_warning("open files", f"at most {files}", fix)
     shared = shutil.disk_usage("/dev/shm").total / GIB if Path("/dev/shm").is_dir() else 0.0
     if shared < SHARED_MEMORY_GIB and (installed("verl") or installed("trinity-rft")):
-        yield Finding(
-            Sign.WARNING,
-            "shared memory",
-            f"{shared:.2f} GiB in /dev/shm",
-            "in a container: docker run --shm-size=8g",
-        )
+        fix = "in a container: docker run --shm-size=8g"
+        yield perhaps_warning("shared memory", f"{shared:.2f} GiB in /dev/shm", fix)
 
 
 def check_torch() -> Iterator[Finding]:
@@ -180,13 +170,9 @@ def check_gpu() -> Iterator[Finding]:
                 yield Finding(Sign.PROBLEM, f"GPU {index}", why, "install a PyTorch built for it: pytorch.org")
                 continue
             free, total = torch.cuda.mem_get_info(index)
-            busy = free < total / 2
-            yield Finding(
-                Sign.WARNING if busy else Sign.OK,
-                f"GPU {index}",
-                f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} GiB free of {total / GIB:.0f}",
-                "nvidia-smi shows what uses it; `ajet --kill` ends what ajet left running" if busy else "",
-            )
+            fix = "nvidia-smi shows what uses it; `ajet --kill` ends what ajet left running"
+            detail = f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} GiB free of {total / GIB:.0f}"
+            yield perhaps_warning(f"GPU {index}", detail, fix if free < total / 2 else "")
         return
     none = why_no_gpu()
     if none.there:

@@ -28,6 +28,9 @@ formats:
 
 ajet export episodes math_agent good.jsonl --format sft --reward-min 1
 """
+_BOUNDS = {"step_min": int, "step_max": int, "reward_min": float, "reward_max": float}
+_TEXTS = ("task", "group", "status", "agent", "tag", "text")
+"""The flags that choose episodes, and fields of `EpisodeFilter`."""
 RECORDS = {"jsonl": "episodes", "parquet": "model calls", "sft": "conversations", "otlp": "traces"}
 """What one record of each format is."""
 
@@ -123,10 +126,9 @@ def _episodes_arguments(kinds: _SubParsersAction[CommandParser]) -> None:
     parser.add_argument("experiment", type=Path, help="an experiment's folder, or its name in saved_experiments")
     parser.add_argument("target", nargs="?", type=Path, help="the file to write (default: episodes.<format> here)")
     parser.add_argument("--format", choices=tuple(RECORDS), default="jsonl")
-    for name, kind in (("step", int), ("reward", float)):
-        parser.add_argument(f"--{name}-min", type=kind)
-        parser.add_argument(f"--{name}-max", type=kind)
-    for name in ("task", "group", "status", "agent", "tag", "text"):
+    for name, kind in _BOUNDS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind)
+    for name in _TEXTS:
         parser.add_argument(f"--{name}", default="")
     parser.add_argument("--validation", choices=("yes", "no"), help="only validation episodes, or none of them")
     parser.set_defaults(export=_export_episodes)
@@ -139,19 +141,8 @@ def _export_episodes(arguments: Namespace) -> str:
 
     form = ExportFormat(arguments.format)
     target = arguments.target or Path(f"episodes.{'parquet' if form is ExportFormat.PARQUET else 'jsonl'}")
-    where = EpisodeFilter(
-        step_min=arguments.step_min,
-        step_max=arguments.step_max,
-        reward_min=arguments.reward_min,
-        reward_max=arguments.reward_max,
-        task=arguments.task,
-        group=arguments.group,
-        status=arguments.status,
-        agent=arguments.agent,
-        tag=arguments.tag,
-        text=arguments.text,
-        validation=None if arguments.validation is None else arguments.validation == "yes",
-    )
+    given = {name: value for name, value in vars(arguments).items() if name in (*_BOUNDS, *_TEXTS)}
+    where = EpisodeFilter(**given, validation=None if arguments.validation is None else arguments.validation == "yes")
     store = EpisodeStore(opened_experiment(arguments.experiment).path / "episodes.sqlite")
     count = export_episodes(store, where, form, target)
     said = f"{count} {RECORDS[arguments.format]} in {target}"

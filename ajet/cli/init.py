@@ -34,33 +34,25 @@ def run(argv: Sequence[str]) -> int:
     """Create the folder and print the next steps."""
     parser = CommandParser("ajet init", description=__doc__)
     parser.add_argument("name", metavar="NAME", nargs="?", help="the new folder; its last part is the project's name")
-    parser.add_argument(
-        "--agent", metavar="TYPE", help=f"a ready agent ({', '.join(AGENTS)}) instead of a workflow of your own"
-    )
-    parser.add_argument("--example", metavar="NAME", help=f"a whole job, model included: {', '.join(EXAMPLES)}")
-    parser.add_argument(
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--agent", choices=AGENTS, help="a ready agent instead of a workflow of your own")
+    kind.add_argument("--example", choices=EXAMPLES, help="a whole job, model included")
+    kind.add_argument(
         "--skill", metavar="FOLDER", nargs="?", const=SKILL_PLACE, help=f"a skill for coding agents ({SKILL_PLACE})"
     )
     arguments = parser.parse_args(argv)
-    agent, example = arguments.agent, arguments.example
     if arguments.skill is not None:
-        if arguments.name or agent or example:
+        if arguments.name:
             parser.error("--skill takes one folder, and nothing else: ajet init --skill [FOLDER]")
         return write_skill(Path(arguments.skill))
     if arguments.name is None:
         parser.error("NAME is missing: ajet init my-agent")
-    folder = Path(arguments.name)
-    if agent is not None and example is not None:
-        parser.error("--agent and --example are two kinds of project: choose one")
+    folder, agent = Path(arguments.name), arguments.agent
     project = folder.name
     if not re.fullmatch(r"[A-Za-z][\w-]*", project):
         raise UserError(f"{project!r} can't be a project's name\n    use a letter, then letters, digits, - and _")
-    if agent is not None and agent not in AGENTS:
-        raise UserError(f"--agent {agent}: no such agent\n    choose {' or '.join(AGENTS)}")
-    if example is not None and example not in EXAMPLES:
-        raise UserError(f"--example {example}: no such example\n    choose {' or '.join(EXAMPLES)}")
     _refuse_if_used(folder)
-    if example is not None:
+    if arguments.example is not None:
         copy_quickstart(folder)
         print(
             f"\nNext:\n"

@@ -16,7 +16,7 @@ from statistics import correlation
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.errors import EXIT_FAILED, TaskDataError
-from ajet.schema.printable import printable
+from ajet.schema.printable import one_line, printable
 from ajet.system.command_line import CommandParser, fail
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ AT_ONCE = 16
 """Rows that are judged at the same time."""
 EQUAL = 1e-6
 WORST = 5
-Z = 1.96
 SHOWN_CHARS = 60
 
 
@@ -42,6 +41,11 @@ class Scored:
     judged: float | None = None
     why: str = ""
     """Why the judge gave nothing."""
+
+    @property
+    def name(self) -> str:
+        """The task, by its id if it has one."""
+        return self.task.task_id or self.task.main_query
 
     @property
     def difference(self) -> float:
@@ -90,16 +94,8 @@ def run(argv: Sequence[str]) -> int:
     found = agreement(rows)
     worst = sorted(done, key=lambda row: -abs(row.difference))[:WORST]
     if arguments.json:
-        listed = [
-            {
-                "task": row.task.task_id or row.task.main_query,
-                "reply": row.reply,
-                "score": row.score,
-                "judged": row.judged,
-            }
-            for row in worst
-        ]
-        errors = [{"task": row.task.task_id or row.task.main_query, "why": row.why} for row in rows if row.why]
+        listed = [{"task": row.name, "reply": row.reply, "score": row.score, "judged": row.judged} for row in worst]
+        errors = [{"task": row.name, "why": row.why} for row in rows if row.why]
         equal = found.equal._asdict()
         print(json.dumps({**asdict(found), "equal": equal, "worst": listed, "errors": errors}))
         return 0
@@ -228,6 +224,8 @@ def _correlation(given: list[float], judged: list[float]) -> tuple[float, float,
     value = max(-1.0, min(1.0, correlation(given, judged)))
     if abs(value) > 1 - 1e-12:
         return (value, value, value)
+    from ajet.observe.statistics import Z
+
     middle, half = math.atanh(value), Z / math.sqrt(len(given) - 3)
     return (value, math.tanh(middle - half), math.tanh(middle + half))
 
@@ -246,12 +244,7 @@ def show(found: Agreement, rows: Sequence[Scored], worst: Sequence[Scored]) -> N
     for label, row in zip(
         ["worst", *[""] * len(worst)], (row for row in worst if abs(row.difference) > EQUAL), strict=False
     ):
-        gave = f"given {row.score:g}, judged {row.judged:g}"
-        print(printable(f"{label:<14} {gave}: {_short(row.task.main_query)} → {_short(row.reply)}"))
+        asked, said = (one_line(text, SHOWN_CHARS) for text in (row.task.main_query, row.reply))
+        print(printable(f"{label:<14} given {row.score:g}, judged {row.judged:g}: {asked} → {said}"))
     for label, row in zip(["not judged", *[""] * WORST], (row for row in rows if row.why), strict=False):
-        print(printable(f"{label:<14} {_short(row.task.main_query)}: {row.why.splitlines()[0][:200]}"))
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= SHOWN_CHARS else f"{line[: SHOWN_CHARS - 1]}…"
+        print(printable(f"{label:<14} {one_line(row.task.main_query, SHOWN_CHARS)}: {row.why.splitlines()[0][:200]}"))

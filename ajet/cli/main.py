@@ -19,6 +19,7 @@ from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from ajet.schema import __version__
+from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_ERROR, AjetError, UserError
 
 if TYPE_CHECKING:
     import asyncio
@@ -108,8 +109,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if _MayBeFull.lost:
         print(f"warning: what was printed is incomplete: {_MayBeFull.lost}", file=sys.stderr)
         if code == 0 and sys.argv[1] in COMMANDS and sys.argv[1] != "tune":  # of a run, it is the least
-            from ajet.schema.errors import EXIT_FAILED
-
             code = EXIT_FAILED
     return _ensure_exit(code)
 
@@ -164,12 +163,8 @@ def _guarded(arguments: list[str]) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        from ajet.schema.errors import EXIT_INTERRUPTED
-
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away (`ajet config docs | head`)
-        from ajet.schema.errors import EXIT_FAILED
-
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
 
@@ -200,8 +195,6 @@ def _exit_anyway(code: int) -> None:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments:
-        from ajet.schema.errors import EXIT_USER_ERROR
-
         print(_help())
         return EXIT_USER_ERROR
     if arguments[0] in ("-h", "--help", "help"):
@@ -239,7 +232,6 @@ def function_of(command: str) -> Run:
 def _run(find: Callable[[], Run], arguments: list[str]) -> int:
     """Find what runs a command, and run it. An error that ajet raises on purpose becomes one message, with exit code 2
     if the user can correct it."""
-    from ajet.schema.errors import EXIT_FAILED, AjetError, UserError
     from ajet.schema.install import missing_packages_named
     from ajet.system.command_line import fail, open_more_files, place_advice, show_errors_as_asked
 

@@ -106,7 +106,9 @@ class AgentJetJob:
         *groups, last = key.split(".")
         place: Block = self._tree["ajet"]
         for group in groups:
-            place = place[group] if place.get(group) is not None else _new_group(place, group)
+            if place.get(group) is None:
+                place[group] = Block()
+            place = place[group]
         place[last] = value
 
 
@@ -116,12 +118,6 @@ def _file_of(workflow: type[Any]) -> Path | None:
         return Path(inspect.getfile(workflow))
     except (OSError, TypeError):
         return None
-
-
-def _new_group(place: Block, name: str) -> Block:
-    place[name] = Block()
-    group: Block = place[name]
-    return group
 
 
 def _plain(value: Any) -> Any:

@@ -264,4 +264,4 @@ def test_a_project_with_a_ready_agent_runs(
     ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests"], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert main(["init", "other", "--agent", "raect"]) == 2
-    assert "choose react or tool" in capsys.readouterr().err
+    assert "invalid choice: 'raect'" in capsys.readouterr().err

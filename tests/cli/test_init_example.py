@@ -33,8 +33,8 @@ def test_the_example_is_a_project_with_paths_of_its_own(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["mine", "--example", "nothing"], "choose quickstart"),
-        (["mine", "--example", "quickstart", "--agent", "react"], "choose one"),
+        (["mine", "--example", "nothing"], "invalid choice: 'nothing'"),
+        (["mine", "--example", "quickstart", "--agent", "react"], "not allowed with argument"),
         (["full", "--example", "quickstart"], "already exists"),
     ],
 )

@@ -12,9 +12,10 @@ import yaml
 
 from ajet.cli.main import main
 from ajet.cli.migrate import migrate, read
-from ajet.cli.migrate.rules import Migration, nested
+from ajet.cli.migrate.rules import Migration
 from ajet.config import load_config
 from ajet.config.keys import known_keys
+from ajet.observe.tracing import nested
 
 VERL = """
 defaults:

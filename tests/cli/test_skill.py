@@ -38,7 +38,7 @@ def test_it_is_a_skill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     [
         (["--skill", "full"], "full already exists"),
         (["mine", "--skill"], "--skill takes one folder"),
-        (["--skill", "a", "--agent", "react"], "--skill takes one folder"),
+        (["--skill", "a", "--agent", "react"], "not allowed with argument"),
         ([], "NAME is missing"),
     ],
 )

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ajet.cli.migrate import prime_rl, trl, verl
-from ajet.cli.migrate.rules import GroupReference, Line, Migration, System, Tree, lines_by_kind
+from ajet.cli.migrate.rules import GroupReference, Line, Migration, System, Tree
 from ajet.config.old_keys import translate
 from ajet.schema.errors import ConfigError
-from ajet.schema.printable import printable
+from ajet.schema.printable import counted, one_line, printable
 from ajet.system.command_line import CommandParser
 
 __all__ = ["Migration", "migrate", "read", "run", "verl", "written"]
@@ -142,9 +142,10 @@ def written(migration: Migration, file: Path) -> str:
 def report(migration: Migration, file: Path, out: Path | None) -> list[str]:
     """What became of each key, for a person."""
     said = [f"{file}: {migration.system.title}"]
-    for what, lines in lines_by_kind(migration):
-        said.append(f"{len(lines)} {'key' if len(lines) == 1 else 'keys'} {HEADS[what]}:")
-        said += [f"  {_shown(line)}" for line in lines]
+    for what, head in HEADS.items():
+        if lines := [line for line in migration.lines if line.what == what]:
+            said.append(f"{counted(len(lines), 'key')} {head}:")
+            said += [f"  {_shown(line)}" for line in lines]
     if migration.unset:
         said.append(f"{migration.unset} keys are null, and say nothing")
     needs = [name for name in ("rollout.user_workflow", "task_reader.type") if name not in migration.keys]
@@ -158,12 +159,7 @@ def report(migration: Migration, file: Path, out: Path | None) -> list[str]:
 
 
 def _shown(line: Line) -> str:
-    value = "" if line.value == "" else f": {_short(line.value)}"
+    value = "" if line.value == "" else f": {one_line(str(line.value), LONGEST)}"
     became = f" -> {line.now}" if line.now and line.what == "renamed" else ""
     why = f"  ({line.why})" if line.why else ""
     return printable(f"{line.key}{value}{became}{why}")
-
-
-def _short(value: Any) -> str:
-    text = str(value).replace("\n", " ")
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

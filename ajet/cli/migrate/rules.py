@@ -6,13 +6,14 @@ it is kept, renamed, dropped with a reason, or unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from ajet.config.old_keys import Dropped
 from ajet.config.root import AjetConfig
 from ajet.observe.metrics import flatten
+from ajet.observe.tracing import nested
 
 Tree = dict[str, Any]
 
@@ -139,18 +140,6 @@ class Migration:
         return {"ajet": nested(self.keys)}
 
 
-def nested(keys: Mapping[str, Any]) -> Tree:
-    """Dotted keys as groups."""
-    root: Tree = {}
-    for key, value in keys.items():
-        group = root
-        *above, last = key.split(".")
-        for name in above:
-            group = group.setdefault(name, {})
-        group[last] = value
-    return root
-
-
 def _rule(rules: Mapping[str, Rule], key: str) -> Rule | None:
     if key in rules:
         return rules[key]
@@ -173,6 +162,11 @@ def named(key: str, values: Mapping[Any, Any], otherwise: str) -> As:
             raise NotOurs(f"{value!r} has no counterpart: {otherwise}") from None
 
     return As(key, convert)
+
+
+def same_names(theirs: str, ours: str, *names: str) -> dict[str, Rule]:
+    """Keys that have the same name in a group of ours."""
+    return {f"{theirs}.{name}": f"{ours}.{name}" for name in names}
 
 
 def unless(key: str, neutral: Any, why: str) -> As:
@@ -205,11 +199,3 @@ def trackers(value: Any, _: Mapping[str, Any]) -> list[str]:
     if not found:
         raise NotOurs(f"trainer_common.logger has no {', '.join(map(str, asked)) or 'empty list'}: the default stays")
     return found
-
-
-def lines_by_kind(migration: Migration) -> Iterator[tuple[str, list[Line]]]:
-    """The lines, grouped."""
-    for what in ("kept", "renamed", "added", "dropped", "unknown"):
-        found = [line for line in migration.lines if line.what == what]
-        if found:
-            yield what, found
