@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import operator
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 from unicodedata import category
 
@@ -52,37 +53,11 @@ SALAD_WINDOW = 160
 own."""
 SALAD_SWITCHES = 8
 """Changes between scripts that don't stand side by side: within a word, or from word to word without punctuation."""
-BLENDS = frozenset(
-    frozenset(pair)
-    for pair in (
-        ("latin", "greek"),
-        ("latin", "cjk"),
-        ("latin", "hangul"),
-        ("latin", "thai"),
-        ("latin", "symbols"),
-        ("greek", "symbols"),
-        ("latin", "cyrillic"),
-        ("latin", "arabic"),
-        ("latin", "hebrew"),
-        ("latin", "indic"),
-        ("cjk", "greek"),
-        ("cjk", "symbols"),
-    )
-)
-"""Scripts that normal text mixes: names, terms and formulas within another language."""
-MISPLACED_MARKS = 3
-MISPLACED_WINDOW = 60
-"""The window, in characters, and the number of misplaced Thai signs in it. Fewer are typing errors."""
-THAI_BASE = re.compile("[\u0e01-\u0e2e]")
-THAI_ABOVE = "\u0e31\u0e34\u0e35\u0e36\u0e37\u0e38\u0e39\u0e3a\u0e47\u0e4d"
-THAI_TONE = "\u0e48\u0e49\u0e4a\u0e4b\u0e4c"
-THAI_LEADING = "\u0e40\u0e41\u0e42\u0e43\u0e44"
-THAI_OBSOLETE = "\u0e03\u0e05"
-THAI_LONG, THAI_LONG_BASE = "\u0e45", "\u0e24\u0e26"
-
+BLENDS = frozenset({"greek", "cjk", "symbols"})
+"""Scripts that normal text mixes: terms and formulas within another language. Names in Latin letters go with any."""
 GARBAGE = re.compile("[\ufffd\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f\ue000-\uf8ff\ufdd0-\ufdef]")
 SCRIPTS = (  # (first code point, name): coarse, but fine enough to notice a mixture
-    (0x0041, "latin"),
+    (0x0000, "latin"),
     (0x0370, "greek"),
     (0x0400, "cyrillic"),
     (0x0530, "armenian"),
@@ -197,7 +172,7 @@ def _garbage(text: str) -> str | None:
         return f"{len(found)} characters that aren't text, the first is {found[0]!r}"
     if text.isascii():
         return None
-    return _salad(text) or _misplaced_marks(text)
+    return _salad(text)
 
 
 def _salad(text: str) -> str | None:
@@ -209,7 +184,7 @@ def _salad(text: str) -> str | None:
             gap += "" if category(character).startswith("M") else character  # a vowel sign belongs to its letter
             continue
         script = _script(character)
-        if before and script != before and gap in ("", " ") and frozenset((script, before)) not in BLENDS:
+        if before and script != before and gap in ("", " ") and not _blend(script, before):
             switches.append(at)
             if len(switches) >= SALAD_SWITCHES and at - switches[-SALAD_SWITCHES] <= SALAD_WINDOW:
                 return f"{SALAD_SWITCHES} changes of script within {SALAD_WINDOW} characters, {text[at - 8 : at + 8]!r}"
@@ -217,36 +192,12 @@ def _salad(text: str) -> str | None:
     return None
 
 
-def _misplaced_marks(text: str) -> str | None:
-    """Detect Thai vowel signs and tone marks without a letter that bears them, and letters that Thai no longer uses."""
-    found: list[int] = []
-    for at, (before, character) in enumerate(itertools.pairwise(f" {text} ")):
-        if _is_misplaced(before, character):
-            found.append(at)
-            if len(found) >= MISPLACED_MARKS and at - found[-MISPLACED_MARKS] <= MISPLACED_WINDOW:
-                return f"{MISPLACED_MARKS} Thai signs where none can stand, within {MISPLACED_WINDOW} characters"
-    return None
-
-
-def _is_misplaced(before: str, character: str) -> bool:
-    if before in THAI_LEADING and not THAI_BASE.match(character):
-        return True
-    if character in THAI_OBSOLETE or (character == THAI_LONG and before not in THAI_LONG_BASE):
-        return True
-    if character in THAI_TONE or character in THAI_ABOVE:
-        bearers = THAI_ABOVE if character in THAI_TONE else ""
-        return not (THAI_BASE.match(before) or before in bearers)
-    return False
+def _blend(one: str, other: str) -> bool:
+    return "latin" in (one, other) or {one, other} <= BLENDS
 
 
 def _script(character: str) -> str:
-    code = ord(character)
-    name = "latin"
-    for first, script in SCRIPTS:
-        if code < first:
-            break
-        name = script
-    return name
+    return SCRIPTS[bisect_right(SCRIPTS, ord(character), key=itemgetter(0)) - 1][1]
 
 
 TOOL_SYNTAX = re.compile(r"</?tool_calls?>|\[TOOL_CALLS\]|<\|python_tag\|>|<function=|<｜tool▁call|<\|tool_calls?")

@@ -112,11 +112,7 @@ LANGUAGES = {
     "chinese with symbols": "设α为角度，则sinα≤1，其中Δx→0，μ为均值，σ²为方差。",
     "thai": "สวัสดีครับ วันนี้เราจะมาเรียนรู้วิธีการแก้สมการกำลังสองด้วยกัน ขั้นแรกให้ย้ายข้าง",
     "thai with english": "ใช้ Python เขียนโปรแกรม แล้วเรียก API จาก server เพื่อดึงข้อมูล JSON มาแสดงผล",
-    "thai words that need care": "สิทธิ์ พันธุ์ น้ำ ก๋วยเตี๋ยว ฤดู ฯลฯ เก่ง ๆ ทฤษฎี กรุงเทพฯ ศักดิ์สิทธิ์ ผู้ใหญ่ ไม้",
     "thai laughter": "55555555555555 ตลกมากกกกกกกกกกกกกกก",
-    "thai alphabet": "ก ข ฃ ค ฅ ฆ ง จ ฉ ช ซ ฌ ญ ฎ ฏ ฐ ฑ ฒ ณ ด ต ถ ท ธ น บ ป ผ ฝ พ ฟ ภ ม ย ร ล ว ศ ษ ส ห ฬ อ ฮ",
-    "thai vowels": "สระ อะ อา อิ อี อึ อือ อุ อู เอะ เอ แอะ แอ โอะ โอ เอาะ ออ; วรรณยุกต์ เอก ( -่ ) โท ( -้ )",
-    "thai questions": "ทำไมล่ะ? แล้วไงต่อ... อ๋อ! เข้าใจแล้วค่ะ ขอบคุณมากนะคะ ก็ได้ ฤๅษี ฦๅชา เยอรมัน โจทย์ข้อนี้",
     "lao": "ສະບາຍດີ ຂ້ອຍຮຽນພາສາລາວ ແລະ ຄະນິດສາດ",
     "japanese": "こんにちは、世界。これはテストです。カタカナと漢字も使います。APIを呼び出してください。",
     "korean": "안녕하세요, 오늘은 Python으로 모델을 학습시키는 방법을 배워 보겠습니다. ㅋㅋㅋㅋㅋㅋㅋㅋ",
@@ -223,7 +219,6 @@ def garbage() -> dict[str, str]:
     """Replies of a policy that has collapsed, or whose tail is drawn at random."""
     rng = random.Random(1)
     start = "Let me think about it step by step. First, I add the two numbers, then I divide by three. So the answer "
-    thai = [chr(code) for code in (*range(0x0E01, 0x0E3B), *range(0x0E40, 0x0E4D))]
     scripts = {
         "cyrillic": (0x430, 0x44F),
         "thai": (0xE01, 0xE2E),
@@ -241,10 +236,8 @@ def garbage() -> dict[str, str]:
     def tail(gap: str, size: int) -> str:
         return gap.join(token(rng.choice(list(scripts))) for _ in range(size))
 
-    made = {f"thai tail {n}": start + "".join(rng.choice(thai) for _ in range(150)) for n in range(20)}
-    made |= {f"scripts within words {n}": start + tail("", 30) for n in range(10)}
+    made = {f"scripts within words {n}": start + tail("", 30) for n in range(10)}
     made |= {f"scripts from word to word {n}": start + tail(" ", 40) for n in range(10)}
-    made["after thai"] = LANGUAGES["thai"] * 10 + "".join(rng.choice(thai) for _ in range(150))
     made["one word"] = start + "the " * 300
     made["one phrase"] = start + "go to the next page and " * 40
     made["one sentence"] = start + "Let me check the file again.\n" * 40
