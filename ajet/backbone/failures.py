@@ -8,13 +8,13 @@ compute what the engine sampled.
 
 from __future__ import annotations
 
-import ast
 import logging
+import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ajet.backbone.metrics import played, without_calls
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
@@ -29,26 +29,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ajet.backbone")
 
-
-ENDPOINT_METHOD = "as_oai_baseurl_apikey"
-ENDPOINT = f"api = tuner.{ENDPOINT_METHOD}(), and give it api.base_url, api.api_key and api.model"
-CLIENTS = {
-    "AsyncOpenAI": "tuner.as_raw_openai_sdk_client()",
-    "OpenAI": ENDPOINT,
-    "ChatOpenAI": "tuner.as_langchain_model()",
-    "OpenAIChatModel": "tuner.as_agentscope_model()",
-    "AsyncAnthropic": "tuner.as_anthropic_client()",
-    "Anthropic": "tuner.as_anthropic_client()",
-    **dict.fromkeys(
-        ("AsyncAzureOpenAI", "AzureOpenAI", "AzureChatOpenAI", "ChatAnthropic", "OpenAIModel", "OpenAIServerModel",
-         "OpenAIProvider", "OpenAIChatCompletionClient", "LiteLLMModel", "LiteLlm", "InferenceClient", "acompletion",
-         "litellm.completion"),
-        ENDPOINT,
-    ),
-}  # fmt: skip
-"""What user code calls to reach a model, and what to write instead."""
-ADDRESSES = ("base_url", "api_base", "openai_api_base", "azure_endpoint", "provider", "endpoint")
-"""Arguments that say where the model is. Without one, a client asks a provider."""
+OWN_CLIENT = re.compile(
+    r"\b(Async)?((Azure)?OpenAI|Anthropic)\(|\bChat(OpenAI|Anthropic)\(|\bOpenAI\w*(Model|Client|Provider)\("
+    r"|\bLiteLlm\(|\bLiteLLMModel\(|\bInferenceClient\(|\ba?completion\("
+)
+"""What makes a client that asks a provider, unless it is given the tuner's endpoint."""
 ADVICE = (
     "tuner.as_raw_openai_sdk_client(), as_langchain_model() or as_agentscope_model(), or any client with the base_url, "
     "api_key and model of tuner.as_oai_baseurl_apikey(). If the workflow does so already, its calls fail and it hides "
@@ -79,61 +64,19 @@ class ModelCallWatch:
 
 
 def advice(config: Config) -> str:
-    """The line to change, and what to write instead; which clients there are, if no such line is found."""
+    """What to write instead; and in which line, if the workflow's file has one that makes a client."""
     where = config.ajet.task_runner.wrapper_type
     if where == "outside":
         return OUTSIDE
     if where == "remote" or config.ajet.rollout.agent is not None:
         return ADVICE
-    found = [client for file in _sources(config) for client in _own_clients(file)]
-    if not found:
-        return ADVICE
-    first = min(found, key=lambda client: client.has_address)
-    return f"in {first.file}:{first.line}, instead of `{first.source}`, write {first.instead}"
-
-
-class OwnClient(NamedTuple):
-    """A place in the user's code that makes a client."""
-
-    file: Path
-    line: int
-    source: str
-    instead: str
-    has_address: bool
-
-
-def _sources(config: Config) -> list[Path]:
-    """The workflow's file, and those of its folder that are imported."""
     workflow = load_workflow(config, config.base_dirs)
-    home = getattr(sys.modules.get(workflow.__module__), "__file__", None)
-    if home is None:  # made in a notebook
-        return []
-    files = {Path(file) for module in sys.modules.copy().values() if (file := getattr(module, "__file__", None))}
-    return [Path(home), *sorted(file for file in files if file.parent == Path(home).parent and file != Path(home))]
-
-
-def _own_clients(file: Path) -> Iterator[OwnClient]:
-    if file.suffix != ".py":
-        return
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-        tree = ast.parse(text)
-    except (OSError, SyntaxError):  # it was imported, and has been changed since
-        return
-    lines = text.splitlines()
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        called = ast.unparse(node.func)
-        name = called if called in CLIENTS else called.rpartition(".")[2]
-        if name not in CLIENTS:
-            continue
-        # Pydantic AI has a class of the same name, which takes an endpoint
-        instead = ENDPOINT if name == "OpenAIChatModel" and "agentscope" not in text else CLIENTS[name]
-        has_address = any(keyword.arg in ADDRESSES for keyword in node.keywords)
-        if has_address and ENDPOINT_METHOD in text:  # most likely the tuner's
-            continue
-        yield OwnClient(file, node.lineno, lines[node.lineno - 1].strip(), instead, has_address)
+    file = getattr(sys.modules.get(workflow.__module__), "__file__", None)
+    if file is not None:  # else it was made in a notebook
+        for number, line in enumerate(Path(file).read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            if OWN_CLIENT.search(line):
+                return f"in {file}:{number}, instead of `{line.strip()}`, write {ADVICE}"
+    return ADVICE
 
 
 MANY_DROPPED = 0.1
