@@ -12,9 +12,14 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ajet.backbone.own_formulas import try_estimator, try_policy_loss
 from ajet.backbone.plan import imitates_a_file
-from ajet.backbone.training_settings import TEACHER, credit_settings, loss_settings
+from ajet.backbone.training_settings import (
+    TEACHER,
+    credit_settings,
+    loss_settings,
+    try_estimator,
+    try_policy_loss,
+)
 from ajet.config.contradictions import TRAINING
 from ajet.config.effects import recipe_line
 from ajet.context_tracker.template import ChatTemplate, TemplateRefusal

@@ -30,7 +30,7 @@ from ajet.backbone.plan import (
     validation_repeats,
 )
 from ajet.backbone.report import EXIT_NOTHING_TRAINED, EarlyStop, Hints, validation_metrics, why_nothing_trained
-from ajet.backbone.training_settings import credit_settings, taught_alone
+from ajet.backbone.training_settings import credit_settings, imitate_from, taught_alone
 from ajet.engine.base import Engine, EnginePlacement
 from ajet.observe.metrics import read_metrics
 from ajet.observe.progress import Progress
@@ -75,7 +75,6 @@ class LocalRun:
         self.common = config.ajet.trainer_common
         experiment.keep_checkpoints_in(self.common.checkpoint_base_dir)
         self.outside = config.ajet.task_runner.wrapper_type == "outside"
-        self.imitates = self.common.algorithm.policy_loss == "sft"
         self.from_file = imitates_a_file(config)
         self.validation_tasks = tasks.validation
         self.tasks = [Task(task_id=NO_TASK)] if self.outside else tasks.training
@@ -301,8 +300,7 @@ class LocalRun:
 
     def _credit(self, groups: list[EpisodeGroup]) -> tuple[Credit, dict[str, float]]:
         summaries = [[summarise(episode) for episode in group.episodes] for group in groups]
-        if self.imitates:
-            least = self.common.algorithm.sft.min_reward
+        if (least := imitate_from(self.config)) is not None:
             chosen = [[s for s in group if s.reward >= least] for group in summaries]
             kept = imitation_credit(chosen, self.credit_settings)
             by_id = {episode.episode_id: episode for episode in kept.episodes}
