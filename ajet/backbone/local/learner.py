@@ -6,7 +6,7 @@ GPU's memory), the optimiser's state returns to the GPU, the update, the state m
 (a sleeping engine wakes first), `resume`. Where they overlap: the update, then `pause`, `load_weights`, `resume`.
 Either way no reply is in flight while weights change, so each has a single version.
 
-`Teacher` scores the tokens that the student sampled, in this process or on a vLLM server.
+A teacher scores the tokens that the student sampled, in this process or on a vLLM server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -59,16 +59,9 @@ TARGETS = "ajet.model.lora.target_modules"
 Batch = Sequence[tuple[CallTree, EpisodeCredit]]
 
 
-class Teacher(Protocol):
-    """Scores the student's tokens."""
-
-    def logprobs(self, batch: Batch) -> Logprobs:
-        """The log-probabilities of all trained tokens, by (episode of the batch, call)."""
-
-
 def teacher_of(
     config: Config, runtime: Runtime, tokenizer: Any, budget: int, device: str | None = None
-) -> Teacher | None:
+) -> ServerTeacher | ModelTeacher | None:
     """The configured teacher, checked; None without one. `device`: the trainer's, as others may be the engine's."""
     name = config.ajet.trainer_common.algorithm.distillation.teacher
     if name is None:
@@ -111,7 +104,8 @@ class ServerTeacher:
                 raise ConfigError(f"{TEACHER}: {self._address} has another vocabulary than the model that is trained")
 
     def logprobs(self, batch: Batch) -> Logprobs:
-        """One request per call, many at a time."""
+        """The log-probabilities of all trained tokens, by (episode of the batch, call). One request per call, many at a
+        time."""
         return self._runtime.run(self._all(batch))
 
     async def _all(self, batch: Batch) -> Logprobs:

@@ -1,4 +1,4 @@
-"""`WeightSync`: what brings the trainer's weights of a version to the engine.
+"""`weight_sync`: what brings the trainer's weights of a version to the engine.
 
 The embedded engine computes with the trainer's own parameters: there is nothing to bring. Every other engine has
 weights of its own and reads each version from a folder: whole weights as `transformers` saves them, or a LoRA adapter.
@@ -17,7 +17,7 @@ import tempfile
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
@@ -39,29 +39,7 @@ VERSIONS_AT_ONCE = 3
 """The one that is served, the one that is written, and as much again for everybody else."""
 
 
-class WeightSync(Protocol):
-    """How the weights get from the trainer to the engine."""
-
-    shared: bool
-    """Whether trainer and engine compute with the same parameters, so that only one of them may work at a time."""
-    cpu_threads: int
-    """How many threads the trainer may use."""
-
-    @property
-    def model(self) -> Any:
-        """The model to be trained."""
-
-    def source(self, model: Any, version: int) -> Path | None:
-        """What the engine's `load_weights` takes to serve this model's present weights."""
-
-    def served(self) -> None:
-        """The engine serves the latest source: earlier ones are no longer read."""
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-
-
-def weight_sync(config: Config, engine: Engine, device: str | None) -> WeightSync:
+def weight_sync(config: Config, engine: Engine, device: str | None) -> SharedParameters | WeightFolder:
     """The way of handing weights to this kind of engine. `device`: where a model of the trainer's own belongs."""
     if config.ajet.rollout.engine == "torch":
         return SharedParameters(engine)
@@ -72,19 +50,21 @@ class SharedParameters:
     """The embedded engine's model, trained in place."""
 
     shared = True
+    """Trainer and engine compute with the same parameters, so only one of them may work at a time."""
 
     def __init__(self, engine: Any) -> None:
-        self.model = engine.model
+        self.model: Any = engine.model
         self.cpu_threads: int = engine.cpu_threads
+        """How many threads the trainer may use."""
 
     def source(self, model: Any, version: int) -> None:
         """Nothing: the engine has them already."""
 
     def served(self) -> None:
-        pass
+        """Nothing was written."""
 
     def close(self) -> None:
-        pass
+        """Nothing is left behind."""
 
 
 class WeightFolder:
@@ -125,7 +105,7 @@ class WeightFolder:
         return final
 
     def served(self) -> None:
-        """Remove all but the latest."""
+        """The engine serves the latest: remove the others."""
         for folder in self._written[:-1]:
             shutil.rmtree(folder)
         del self._written[:-1]
