@@ -28,7 +28,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -54,18 +54,9 @@ _TRIALS = ("trials", "read")
 class TemplateComparison:
     """How much better the best templates are than those of the start, on the tasks that count for both."""
 
-    tasks: int
     before: float
     after: float
-    low: float
-    """The gain's confidence interval at 95 %."""
-    high: float
-    p: float
-    """How often sign flips of the tasks' differences lead as far from 0."""
-    better: int
-    """Tasks on which `after` earned more."""
-    worse: int
-    gain: float
+    gain: Gain
 
     @classmethod
     def of(cls, before: Score, after: Score) -> TemplateComparison | None:
@@ -73,15 +64,17 @@ class TemplateComparison:
         gain, (first, second) = Gain.of(before.values, after.values), common_means([before, after])
         if gain is None or first is None or second is None:
             return None
-        return cls(gain.tasks, first, second, gain.low, gain.high, gain.p, gain.better, gain.worse, gain.value)
+        return cls(first, second, gain)
 
     @property
     def within_noise(self) -> bool:
         """Whether chance alone may explain the difference."""
-        return self.low <= 0.0 <= self.high or self.p > 0.05
+        return self.gain.low <= 0.0 <= self.gain.high or self.gain.p > 0.05
 
     def to_record(self) -> dict[str, Any]:
-        return {**asdict(self), "within_noise": self.within_noise}
+        gain = {name: getattr(self.gain, name) for name in ("tasks", "low", "high", "p", "better", "worse")}
+        means = {"before": self.before, "after": self.after, "gain": self.gain.value}
+        return {**means, **gain, "within_noise": self.within_noise}
 
 
 class HistoryError(UserError):

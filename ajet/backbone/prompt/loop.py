@@ -210,12 +210,12 @@ def confirmation_text(comparison: TemplateComparison | None) -> str:
     """What the unseen tasks say."""
     if comparison is None:
         return "not at all: no tasks were kept for it (prompt_tuning.confirmation_tasks), so the gain may be luck"
-    one = comparison
-    noise = "within noise" if one.within_noise else "more than noise"
-    p = "p < 0.001" if one.p < 0.0005 else f"p = {one.p:.3f}"
+    gain = comparison.gain
+    noise = "within noise" if comparison.within_noise else "more than noise"
+    p = "p < 0.001" if gain.p < 0.0005 else f"p = {gain.p:.3f}"
     return (
-        f"{one.before:.3f} → {one.after:.3f} on {one.tasks} unseen tasks: gain {one.gain:+.3f}, 95 % interval "
-        f"{one.low:+.3f} to {one.high:+.3f}, {p}: {noise}"
+        f"{comparison.before:.3f} → {comparison.after:.3f} on {gain.tasks} unseen tasks: gain {gain.value:+.3f}, 95 % "
+        f"interval {gain.low:+.3f} to {gain.high:+.3f}, {p}: {noise}"
     )
 
 
@@ -428,8 +428,8 @@ class PromptRun:
             {
                 "prompt/confirmed/before": comparison.before,
                 "prompt/confirmed/after": comparison.after,
-                "prompt/confirmed/low": comparison.low,
-                "prompt/confirmed/high": comparison.high,
+                "prompt/confirmed/low": comparison.gain.low,
+                "prompt/confirmed/high": comparison.gain.high,
             },
         )
         return comparison

@@ -29,21 +29,21 @@ def score(name: str, *rewards: float | None) -> Score:
 def test_a_comparison_is_paired() -> None:
     found = TemplateComparison.of(score("a", 0.1, 0.9, 0.3, None, 0.5), score("b", 0.2, 1.0, 0.4, 1.0, 0.6))
     assert found is not None
-    assert found.tasks == 4 and found.gain == pytest.approx(0.1)
-    assert found.low == pytest.approx(0.1) and found.high == pytest.approx(0.1), "the same gain everywhere"
-    assert found.p == 2 / 2**4 and found.within_noise, "four tasks can't say more"
+    assert found.gain.tasks == 4 and found.gain.value == pytest.approx(0.1)
+    assert found.gain.low == pytest.approx(0.1) and found.gain.high == pytest.approx(0.1), "the same gain everywhere"
+    assert found.gain.p == 2 / 2**4 and found.within_noise, "four tasks can't say more"
 
 
 def test_one_task_says_nothing() -> None:
     found = TemplateComparison.of(score("a", 0.0), score("b", 1.0))
-    assert found is not None and found.within_noise and math.isinf(found.high)
+    assert found is not None and found.within_noise and math.isinf(found.gain.high)
     assert TemplateComparison.of(score("a", None), score("b", 1.0)) is None
 
 
 def test_equal_scores_are_noise_and_a_clear_gain_is_not() -> None:
     same = TemplateComparison.of(score("a", *[0.5] * 9), score("b", *[0.5] * 9))
-    assert same is not None and same.within_noise and same.p == 1.0
+    assert same is not None and same.within_noise and same.gain.p == 1.0
     clear = TemplateComparison.of(score("a", *[0.0] * 12), score("b", *[1.0] * 10, 0.0, 0.0))
-    assert clear is not None and not clear.within_noise and clear.better == 10 and clear.worse == 0
+    assert clear is not None and not clear.within_noise and clear.gain.better == 10 and clear.gain.worse == 0
     many = TemplateComparison.of(score("a", *[0.0] * 40), score("b", *[1.0] * 25, *[0.0] * 15))
     assert many is not None and not many.within_noise
