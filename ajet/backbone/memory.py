@@ -17,11 +17,10 @@ from ajet.backbone.memory_plan import (
     MemoryPlan,
     PlanChange,
     amount,
-    kv_bytes_per_token,
+    conversation_bytes,
     longest_pack,
     meta_model,
     plan_memory,
-    state_bytes,
 )
 from ajet.backbone.training_settings import logits_chunk
 from ajet.schema.errors import ConfigError
@@ -56,28 +55,26 @@ def show_plan(config: Config, backbone: BackboneName, gpu: float | None) -> list
     return [f"{needs}; less is needed with {found}"]
 
 
-def announce_plan(config: Config, backbone: BackboneName) -> None:
-    """A run's first lines. Raises a `ConfigError` if the model can't fit, whatever the batch."""
-    device = Device.here(backbone)
-    if backbone != "local" or not _is_worth_it(config, device):
+def announce_plan(config: Config) -> None:
+    """The first lines of a run on `local`. Raises a `ConfigError` if the model can't fit, whatever the batch."""
+    device = Device.here("local")
+    if device.kind == "cpu" and _is_small(config.ajet.model.path):
         return
-    plan = plan_memory(config, backbone, device)
+    plan = plan_memory(config, "local", device)
     if plan is None:
-        log.info("%s", _no_plan(config, backbone, device))
+        log.info("%s", _no_plan(config, "local", device))
         return
-    changes = changes_that_help(config, backbone, device, plan) if plan.fits is False else []
+    changes = changes_that_help(config, "local", device, plan) if plan.fits is False else []
     refuse_if_hopeless(plan, changes)
     say = log.warning if plan.fits is False else log.info
     say("%s", "\n    ".join(plan.lines(changes)))
 
 
-def _is_worth_it(config: Config, device: Device) -> bool:
-    folder = Path(config.ajet.model.path).expanduser()
-    if device.kind == "cuda":
-        return True
-    if config.ajet.model.path.startswith("tiny:"):
-        return False
-    return not folder.is_dir() or sum(file.stat().st_size for file in folder.glob("*.safetensors")) > SMALL_BYTES
+def _is_small(model: str) -> bool:
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return model.startswith("tiny:")
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) <= SMALL_BYTES
 
 
 def _no_plan(config: Config, backbone: BackboneName, device: Device) -> str:
@@ -91,7 +88,9 @@ def _no_plan(config: Config, backbone: BackboneName, device: Device) -> str:
     )
 
 
-EIGHT_BITS, MASTER, OFFLOAD, KL_TERM = "state_bits", "master", "optimizer_offload", "use_kl_loss"
+KL_TERM = "trainer_common.use_kl_loss"
+PART = 4
+"""How many times less tokens of a pass are proposed than there may be."""
 CONVERSATIONS = 8
 """Conversations of full length for which a smaller KV cache that is proposed has room."""
 
@@ -103,7 +102,8 @@ def changes_that_help(config: Config, backbone: BackboneName, device: Device, pl
     found: list[PlanChange] = []
     for key, value in _remedies(config, backbone, device):
         trial = present.model_copy(deep=True)
-        _set(trial, key, value)
+        group, _, name = f"ajet.{key}".rpartition(".")
+        setattr(attrgetter(group)(trial), name, value)
         now = plan_memory(trial, backbone, device)
         if now is None or now.total >= best:
             continue
@@ -112,11 +112,8 @@ def changes_that_help(config: Config, backbone: BackboneName, device: Device, pl
         if now.fits:
             break
     if present.ajet.model.lora.enabled:  # whose reference is the base model: the KL term takes nothing
-        found = [change for change in found if not change.key.endswith(KL_TERM)]
-    if any(change.key.endswith(OFFLOAD) for change in found):
-        found = [change for change in found if not change.key.endswith((EIGHT_BITS, f".{MASTER}"))]
-    last = {change.key: change for change in found}  # 8192 in place of 16384
-    return [change for change in found if last[change.key] is change]
+        found = [change for change in found if change.key != KL_TERM]
+    return found
 
 
 def refuse_if_hopeless(plan: MemoryPlan, changes: list[PlanChange]) -> None:
@@ -143,40 +140,24 @@ def _remedies(config: Config, backbone: BackboneName, device: Device) -> Iterato
     if logits_chunk(config) == 0:
         yield "trainer_common.logits_chunk", "auto"
     if local and rollout.engine == "torch":
-        yield "rollout.kv_cache_gb", max(1, round(CONVERSATIONS * kv_of_one(config, device) / 1e9))
+        one = conversation_bytes(meta_model(config, device), rollout.max_model_len)
+        yield "rollout.kv_cache_gb", max(1, round(CONVERSATIONS * one / 1e9))
     if local and rollout.engine == "vllm":
         yield "rollout.vllm.sleep", True
     if backbone != "trinity":
         yield "trainer_common.gradient_checkpointing", True
     tokens = longest_pack(config, device) if local else 16384
-    for part in (2, 4, 8):
-        if tokens // part >= rollout.max_model_len:
-            yield f"trainer_common.{'max_tokens_per_step' if local else 'micro_tokens'}", tokens // part
-    if device.kind == "cuda":
-        if local:
-            yield f"trainer_common.optim.{EIGHT_BITS}", 8
-            yield f"trainer_common.optim.{MASTER}", "none"
-        yield f"trainer_common.fsdp_config.{OFFLOAD}", True
+    less = max(tokens // PART, rollout.max_model_len)
+    yield f"trainer_common.{'max_tokens_per_step' if local else 'micro_tokens'}", less
+    if device.kind == "cuda" and local:
+        yield "trainer_common.optim.state_bits", 8
+        yield "trainer_common.optim.master", "none"
+    elif device.kind == "cuda":
+        yield "trainer_common.fsdp_config.optimizer_offload", True
     if not ajet.model.lora.enabled:
-        yield f"trainer_common.{KL_TERM}", False
+        yield KL_TERM, False
         yield "model.lora.enabled", True
     if local and rollout.engine == "torch":
         yield "model.lora.base_bits", 4
     if device.kind == "cpu":
         yield "model.dtype", "bfloat16"
-
-
-def _set(config: Config, key: str, value: Any) -> None:
-    group, _, name = f"ajet.{key}".rpartition(".")
-    setattr(attrgetter(group)(config), name, value)
-    if name == OFFLOAD:  # whose state has 32 bits
-        config.ajet.trainer_common.optim.state_bits = 32
-        config.ajet.trainer_common.optim.master = "float32"  # in main memory there is room for it
-
-
-def kv_of_one(config: Config, device: Device) -> int:
-    """Keys, values and states of one conversation of full length."""
-    model = meta_model(config, device)
-    if model is None:
-        return 0
-    return kv_bytes_per_token(model) * config.ajet.rollout.max_model_len + state_bytes(model).kept

@@ -156,7 +156,7 @@ def _local(config: Config, backbone: BackboneName, device: Device, model: Any) -
     offload = common.fsdp_config.optimizer_offload and device.kind == "cuda"
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     count = sum(p.numel() for p in model.parameters())
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    dtype = str(_dtype(model)).removeprefix("torch.")
     kept = "one layer at a time" if one.checkpointing else "all layers"
     parts = [
         MemoryPart(
@@ -195,18 +195,20 @@ def _engine(config: Config, device: Device, model: Any, weights: int) -> Iterato
             detail = "asleep during updates" if rollout.vllm.sleep else f"gpu_memory_utilization {share:g}"
             yield MemoryPart("vLLM", 0 if rollout.vllm.sleep else int(share * device.capacity), detail)
         return
+    shape = _served_shape(model)
+    if rollout.engine != "torch" or shape is None:
+        return
     from ajet.engine.torch import CPU_SHARE, FULL_LENGTH_CACHE, GPU_SHARE
 
-    size, states = kv_bytes_per_token(model), state_bytes(model)
-    most = FULL_LENGTH_CACHE * rollout.max_num_seqs * (rollout.max_model_len * size + states.kept)
+    most = FULL_LENGTH_CACHE * rollout.max_num_seqs * conversation_bytes(model, rollout.max_model_len)
     if rollout.kv_cache_gb is not None:
         most = int(rollout.kv_cache_gb * 1e9)
     elif device.capacity is not None:
         share = GPU_SHARE if device.kind == "cuda" else CPU_SHARE
         most = min(most, int(share * max(0, device.capacity - weights)))
-    each = f", {states.kept / 2**20:,.1f} MiB a sequence" if states.kept else ""
-    yield MemoryPart("KV cache", most, f"{size / 1024:,.0f} KiB a token{each}")
-    yield MemoryPart("states", rollout.max_num_seqs * states.made, "of all sequences, made anew in each step")
+    each = f", {shape.kept_bytes / 2**20:,.1f} MiB a sequence" if shape.kept_bytes else ""
+    yield MemoryPart("KV cache", most, f"{shape.bytes_per_token(_dtype(model)) / 1024:,.0f} KiB a token{each}")
+    yield MemoryPart("states", rollout.max_num_seqs * shape.state_bytes, "of all sequences, made anew in each step")
 
 
 def _sharded(config: Config, backbone: BackboneName, device: Device, model: Any) -> tuple[list[MemoryPart], list[str]]:
@@ -257,7 +259,7 @@ def _gathered(model: Any) -> int:
             layers[layer] = layers.get(layer, 0) + parameter.numel()
         else:
             rest = max(rest, parameter.numel())
-    return int(next(model.parameters()).dtype.itemsize) * (2 * max(layers.values(), default=0) + rest)
+    return int(_dtype(model).itemsize) * (2 * max(layers.values(), default=0) + rest)
 
 
 def longest_pack(config: Config, device: Device) -> int:
@@ -271,40 +273,25 @@ def longest_pack(config: Config, device: Device) -> int:
     return max(min(budget, batch), longest)
 
 
-def kv_bytes_per_token(model: Any) -> int:
-    """Keys and values of one token in all layers."""
-    dtype = next(model.parameters()).dtype
-    if (shape := _served_shape(model)) is not None:
-        return int(shape.bytes_per_token(dtype))
-    text = model.config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return int(2 * text.num_hidden_layers * heads * size * dtype.itemsize)
-
-
-class StateBytes(NamedTuple):
-    """What layers with a state take of one sequence in the embedded engine."""
-
-    kept: int
-    """Beside its keys and values."""
-    made: int
-    """By a step, which changes no state in place."""
-
-
-def state_bytes(model: Any) -> StateBytes:
+def conversation_bytes(model: Any, length: int) -> int:
+    """Keys, values and states of one conversation of so many tokens in the embedded engine."""
     shape = _served_shape(model)
-    return StateBytes(0, 0) if shape is None else StateBytes(shape.kept_bytes, shape.state_bytes)
+    return 0 if shape is None else int(shape.bytes_per_token(_dtype(model)) * length + shape.kept_bytes)
+
+
+def _dtype(model: Any) -> Any:
+    return next(model.parameters()).dtype
 
 
 @cache
 def _served_shape(model: Any) -> Any:
-    """What the embedded engine stores of the model. None if it can't serve it, which `ajet validate` says elsewhere."""
+    """What the embedded engine stores of the model. None if it can't serve it, which a run says elsewhere."""
     from ajet.engine.torch import ServedShape
 
     try:
         return ServedShape.of(model.get_base_model() if hasattr(model, "get_base_model") else model).kv
     except (FeatureUnavailableError, RuntimeError) as error:  # or an operation that needs values
-        log.info("the KV cache is planned by the config alone: %s", error)
+        log.info("the KV cache is not planned: %s", error)
         return None
 
 

@@ -26,7 +26,7 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) ->
 
     with imported_to_stay():
         say_how_trained(config)
-        announce_plan(config, "local")
+        announce_plan(config)
         from ajet.backbone.local.loop import LocalRun
         from ajet.backbone.report import show_report
 
