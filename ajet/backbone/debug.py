@@ -276,7 +276,7 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) ->
     """0: at least one episode has a reward; 1: none has; 130: interrupted, or the user quit the debugger. Raises
     `NoModelCallError` if none asked the tuned model."""
     config = debug_config(config)
-    tasks = _first_tasks(config)
+    tasks = read_training_tasks(build_reader(config))[: config.ajet.debug.debug_first_n_tasks]
     view = _view(config, options)
     recorder = EpisodeRecorder(experiment.episodes, RecorderSettings.from_config(config), masker=experiment.masker)
     try:
@@ -358,13 +358,7 @@ class _DebugRun:
             self._runtime.pool.stop_all()
 
 
-def _first_tasks(config: Config) -> list[Task]:
-    reader = build_reader(config)
-    return read_training_tasks(reader)[: config.ajet.debug.debug_first_n_tasks]
-
-
 def _view(config: Config, options: LaunchOptions) -> View:
     if options.json:
         return JsonView()
-    threshold = config.ajet.task_judge.success_threshold
-    return QuietView() if options.quiet else EpisodeView(threshold)
+    return QuietView() if options.quiet else EpisodeView(config.ajet.task_judge.success_threshold)

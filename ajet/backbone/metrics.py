@@ -134,10 +134,7 @@ def _parts(counted: Sequence[Episode]) -> dict[str, float]:
 def _success(counted: Sequence[Episode], threshold: float) -> dict[str, float]:
     groups = [[is_success(episode, threshold) for episode in group] for group in by_group(counted)]
     result = {"success/rate": _mean([float(success) for group in groups for success in group])}
-    for k in try_counts(groups):
-        tried = [pass_at_k(sum(group), len(group), k) for group in groups if len(group) >= k]
-        result[f"success/pass@{k}"] = _mean(tried)
-    return result
+    return result | {f"success/pass@{k}": share.value for k, share in pass_at(groups).items() if k > 1}
 
 
 def try_counts(groups: Sequence[Sequence[object]]) -> list[int]:
@@ -236,14 +233,18 @@ STEP = {
 }
 """Metrics of a training step's episodes and of the embedded trainer that also appear under a shared name."""
 
-VERL = {
-    "actor/loss": "train/loss",
+ACTOR = {
     "actor/pg_loss": "train/policy_loss",
     "actor/kl_loss": "train/kl",
     "actor/entropy": "train/entropy",
     "actor/clip_fraction": "train/clip_fraction",
     "actor/grad_norm": "train/grad_norm",
     "actor/lr": "train/lr",
+}
+"""verl's names, which Trinity has from it."""
+
+VERL = ACTOR | {
+    "actor/loss": "train/loss",
     "actor/sampler_gap_max": "train/sampler_gap",
     "timing_s/step": "time/step",
     "timing_s/gen": "time/rollout",
@@ -257,20 +258,9 @@ KEPT_BY_VERL = ("return/", "reward/", "success/", "episode/", "ledger/", "status
                 "masked/", "dropped/", "fork/", "time/", "user/", "tag/", "val/", "credit/", "train/")  # fmt: skip
 """Prefixes of names that reach verl from our sampler and collector, and come back as they are."""
 
-TRINITY = {
-    "loss/total": "train/loss",
-    "loss/policy": "train/policy_loss",
-    "loss/kl": "train/kl",
-    "loss/entropy": "train/entropy",
-    "loss/clip_fraction": "train/clip_fraction",
-    "loss/sampler_gap_max": "train/sampler_gap",
+TRINITY = ACTOR | {
+    **{own: shared for own, shared in STEP.items() if own.startswith("loss/")},
     "actor/final_loss": "train/loss",
-    "actor/pg_loss": "train/policy_loss",
-    "actor/kl_loss": "train/kl",
-    "actor/entropy": "train/entropy",
-    "actor/clip_fraction": "train/clip_fraction",
-    "actor/grad_norm": "train/grad_norm",
-    "actor/lr": "train/lr",
     "time/train_step": "time/train",
     "time/sync_weight": "time/sync",
     "time/save_checkpoint": "time/checkpoint",

@@ -347,18 +347,11 @@ def _refuse_elsewhere(config: Config) -> None:
 
 def _keys(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """A dict as keys of the command line: of `ajet` if it stands alone, else blocks beside it are the user's own."""
-    yield from _flat(config.get("ajet", config))
+    from ajet.observe.metrics import flatten
+
+    yield from flatten(config.get("ajet", config))
     if "ajet" in config:
-        yield from _flat({f"+{name}": block for name, block in config.items() if name != "ajet"})
-
-
-def _flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        key = f"{above}.{name}" if above else str(name)
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, key)
-        else:
-            yield key, value
+        yield from flatten({f"+{name}": block for name, block in config.items() if name != "ajet"})
 
 
 def _as_data(key: str, value: Any) -> Any:
