@@ -6,31 +6,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ajet.observe.progress import ProgressMode
 
 
-class RayStart(StrEnum):
-    """Where Ray comes from."""
-
-    NONE = "none"
-    PRIVATE = "private"
-    """`--with-ray`: a private Ray on this machine, stopped with the run."""
-    CLUSTER = "cluster"
-    """`--with-ray-cluster`: join or start a cluster as the environment variables say."""
-    ADDRESS = "address"
-    """`--ray-address`: a Ray that is already running."""
-
-
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
     """Flags of `ajet --conf …` that concern a backbone."""
 
-    ray: RayStart = RayStart.NONE
+    ray_cluster: bool = False
+    """`--with-ray-cluster`: join or start a cluster as the environment variables say."""
     ray_address: str | None = None
+    """`--ray-address`: a Ray that is already running. Without either, as with `--with-ray`, a run starts its own."""
     skip_check_avail_gpu: bool = False
     quiet: bool = False
     json: bool = False

@@ -15,13 +15,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone import LaunchOptions, RayStart
+from ajet.backbone import LaunchOptions
 from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, AjetError, ConfigError, UserError
 from ajet.schema.install import require_training
-from ajet.schema.printable import printable
 from ajet.system.command_line import ArgumentError, CommandParser, fail, place_advice
 
 if TYPE_CHECKING:
@@ -49,20 +47,23 @@ class LaunchArguments:
     options: LaunchOptions = field(default_factory=LaunchOptions)
 
 
+OPTIONS = ("ray_cluster", "ray_address", "skip_check_avail_gpu", "quiet", "json")
+
+
 def build_parser() -> CommandParser:
-    """The flags. `RUN_HELP` in `main.py` describes them."""
+    """The flags, by the names of `LaunchArguments` and `LaunchOptions`. `RUN_HELP` in `main.py` describes them."""
     parser = CommandParser(prog="ajet", add_help=False, allow_abbrev=False)
     parser.add_argument("--conf")
     parser.add_argument("--backbone")
     parser.add_argument("--exp-dir")
-    parser.add_argument("--debug", metavar="TAGS", nargs="?", const="all")
+    parser.add_argument("--debug", metavar="TAGS", dest="debug_tags", nargs="?", const="all")
     parser.add_argument("--fresh", action="store_true")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true")
     shown.add_argument("--json", action="store_true")
     ray = parser.add_mutually_exclusive_group()
     ray.add_argument("--with-ray", action="store_true")
-    ray.add_argument("--with-ray-cluster", action="store_true")
+    ray.add_argument("--with-ray-cluster", dest="ray_cluster", action="store_true")
     ray.add_argument("--ray-address")
     parser.add_argument("--with-logview", action="store_true")
     parser.add_argument("--skip-check-avail-gpu", action="store_true")
@@ -78,40 +79,19 @@ def parse_arguments(argv: Sequence[str]) -> LaunchArguments:
     flags, rest = parser.parse_known_args(argv)
     services = [_service(argument) for argument in rest if argument.startswith("--with-")]
     overrides = [argument for argument in rest if "=" in argument and not argument.startswith("-")]
-    if flags.debug is not None and "=" in flags.debug:  # `--debug key=value`: no tags were given
-        overrides.append(flags.debug)
-        flags.debug = "all"
+    if flags.debug_tags is not None and "=" in flags.debug_tags:  # `--debug key=value`: no tags were given
+        overrides.append(flags.debug_tags)
+        flags.debug_tags = "all"
     unknown = [argument for argument in rest if argument not in overrides and not argument.startswith("--with-")]
     if unknown:
         raise ArgumentError(_unknown(unknown[0], parser))
     if flags.conf is None and not flags.kill:
         raise ArgumentError("--conf FILE.yaml is required\n    see: ajet --help")
-    ray = RayStart.NONE
-    if flags.with_ray:
-        ray = RayStart.PRIVATE
-    elif flags.with_ray_cluster:
-        ray = RayStart.CLUSTER
-    elif flags.ray_address:
-        ray = RayStart.ADDRESS
+    values = vars(flags)
+    del values["with_ray"]  # it names the default
+    options = LaunchOptions(**{name: values.pop(name) for name in OPTIONS})
     return LaunchArguments(
-        conf=flags.conf,
-        backbone=flags.backbone,
-        exp_dir=flags.exp_dir,
-        debug_tags=flags.debug,
-        fresh=flags.fresh,
-        with_logview=flags.with_logview,
-        services=tuple(dict.fromkeys(services)),
-        prefix=flags.prefix,
-        kill=flags.kill,
-        autokill=flags.autokill,
-        overrides=tuple(overrides),
-        options=LaunchOptions(
-            ray=ray,
-            ray_address=flags.ray_address,
-            skip_check_avail_gpu=flags.skip_check_avail_gpu,
-            quiet=flags.quiet,
-            json=flags.json,
-        ),
+        **values, services=tuple(dict.fromkeys(services)), overrides=tuple(overrides), options=options
     )
 
 
@@ -136,27 +116,18 @@ def _unknown(argument: str, parser: CommandParser) -> str:
 
 log = logging.getLogger(__name__)
 
-TRAINING = (
-    "smaller batches of tokens (ajet.trainer_common.max_tokens_per_step), ajet.model.lora.enabled: true, "
-    "ajet.trainer_common.optim.state_bits: 8, or a shorter ajet.rollout.max_model_len"
+LESS_MEMORY = (
+    "less memory is needed with a smaller ajet.trainer_common.max_tokens_per_step, ajet.rollout.max_num_seqs or "
+    "ajet.rollout.max_model_len; `ajet validate CONFIG --plan` shows what takes how much, and what else to change"
 )
-SERVING = "fewer replies at a time (ajet.rollout.max_num_seqs) or a shorter ajet.rollout.max_model_len"
-LOADING = "a smaller model (ajet.model.path), or ajet.model.dtype: bfloat16"
 
 
 def memory_advice(error: BaseException) -> str | None:
-    """One line, with the keys that help. None for any other error."""
+    """What ran out, and the keys that help. None for any other error."""
     if not _is_out_of_memory(error):
         return None
-    modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
-    doing, advice = "loading", LOADING
-    for name in modules:
-        if name.startswith("ajet.trainer"):
-            doing, advice = "training", TRAINING
-        elif name.startswith("ajet.engine.torch") and doing == "loading":
-            doing, advice = "generating", SERVING
     said = str(error).strip().partition("\n")[0]
-    return f"out of memory while {doing} ({said[:200]})\n    less memory is needed with {advice}"
+    return f"out of memory: {said[:200]}\n    {LESS_MEMORY}"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -192,18 +163,9 @@ def run(argv: Sequence[str]) -> int:
     config = load_config(arguments.conf, arguments.overrides, backbone=flag)
     name, why = choose_backbone(flag, config)
     if not (arguments.options.quiet or arguments.options.json):
-        if name != "debug" and (about := what_it_is_about(Path(arguments.conf))):
-            print(about)
         print(f"backbone: {name} ({why})", flush=True)
     config.ajet.backbone = name
     return launch(arguments, config)
-
-
-def what_it_is_about(file: Path) -> str | None:
-    """The YAML's first line, if it is a comment that is a sentence."""
-    with file.expanduser().open(encoding="utf-8") as lines:
-        sentence = re.match(r"#\s*(?!Copyright)(\w.*\.)$", lines.readline().rstrip())
-    return printable(sentence[1]) if sentence else None
 
 
 def launch(arguments: LaunchArguments, config: Config) -> int:

@@ -174,20 +174,10 @@ def test_a_rehearsal_without_a_model_call(project: Path, capsys: pytest.CaptureF
     assert "is valid" not in out
 
 
-def test_out_of_memory_is_one_line_with_what_to_change() -> None:
-    def allocate() -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines")
-
-    with pytest.raises(torch.OutOfMemoryError) as failed:
-        allocate()
-    said = memory_advice(failed.value)
-    assert said is not None and "while loading" in said and "ajet.model.dtype" in said and "More lines" not in said
-    here = dict(__name__="ajet.trainer.trainer", torch=torch)
-    exec("def update():\n    raise torch.OutOfMemoryError('CUDA out of memory')", here)  # noqa: S102 - a frame of that module
-    with pytest.raises(torch.OutOfMemoryError) as failed:
-        here["update"]()  # type: ignore[operator]
-    said = memory_advice(failed.value)
-    assert said is not None and "while training" in said and "max_tokens_per_step" in said
+def test_out_of_memory_is_said_with_what_to_change() -> None:
+    said = memory_advice(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines"))
+    assert said is not None and said.startswith("out of memory: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    assert "max_tokens_per_step" in said and "--plan" in said and "More lines" not in said
     assert memory_advice(RuntimeError("something else")) is None
 
 

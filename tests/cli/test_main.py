@@ -136,7 +136,7 @@ def test_arguments_in_any_order() -> None:
     assert parsed.services == ("appworld",)
     assert parsed.overrides == ("rollout.num_repeat=8", "+mine.z=", "x.y=1")
     assert parsed.debug_tags == "all"
-    assert parsed.options.ray == "private"
+    assert not parsed.options.ray_cluster and parsed.options.ray_address is None
     assert parse_arguments(["--conf", "x", "--debug", "A,B"]).debug_tags == "A,B"
     with pytest.raises(UserError):
         parse_arguments(["--conf", "x", "--quiet", "--json"])

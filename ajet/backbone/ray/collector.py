@@ -53,7 +53,8 @@ class EpisodeCollector:
         self._config = self._run.load_config()
         self._groups: dict[str, EpisodeGroup] = {}
         self._task_of: dict[str, Task] = {}
-        self._failure: asyncio.Future[RunError] | None = None
+        self._failure: RunError | None = None
+        self._failed = asyncio.Event()
         self._recorder = self._open_recorder()
         self._tally = FailureTally()
         self._failures = FailureWatch(self._config)
@@ -69,17 +70,20 @@ class EpisodeCollector:
 
     async def report_failure(self, error: RunError) -> None:
         """A process can't go on. The first reason counts."""
-        if not self._first_failure().done():
-            self._first_failure().set_result(error)
+        if self._failure is None:
+            self._failure = error
+            self._failed.set()
             error.write(self._run.reports)
 
     async def wait_for_failure(self) -> str:
         """Return the first reason why the run can't go on."""
-        return (await asyncio.shield(self._first_failure())).text
+        await self._failed.wait()
+        assert self._failure is not None
+        return self._failure.text
 
     async def failure(self) -> str | None:
         """The first reason that was reported, if there is one."""
-        return self._first_failure().result().text if self._first_failure().done() else None
+        return None if self._failure is None else self._failure.text
 
     async def end_validation(self, step: int, prefix: str) -> None:
         """The groups whose names begin with this are a whole validation."""
@@ -112,11 +116,6 @@ class EpisodeCollector:
         except UserError as error:
             await self.report_failure(RunError.of(error))
         return metrics
-
-    def _first_failure(self) -> asyncio.Future[RunError]:
-        if self._failure is None:
-            self._failure = asyncio.get_running_loop().create_future()
-        return self._failure
 
     def _metrics(
         self,

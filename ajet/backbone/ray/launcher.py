@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import psutil
 
-from ajet.backbone import LaunchOptions, RayStart
-from ajet.backbone.checks import refuse_no_validation
+from ajet.backbone import LaunchOptions
+from ajet.backbone.checks import read_tasks
 from ajet.backbone.failures import GapWatch
 from ajet.backbone.plan import BEFORE_THE_FIRST, training_steps
 from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
@@ -35,9 +35,8 @@ from ajet.backbone.ray.start import (
 from ajet.backbone.ray.watcher import (
     SILENCE_S,
     BackboneFailedError,
-    MetricsTail,
-    RelayedWarnings,
     Source,
+    Tail,
     last_error,
     started_child,
     watch,
@@ -106,7 +105,7 @@ def run(adapter: BackboneAdapter, config: Config, experiment: ExperimentFolder, 
     """Train, and return the exit code."""
     adapter.require()
     machine = adapter.detect_machine()
-    place = ClusterPlace.from_environment(os.environ) if options.ray is RayStart.CLUSTER else None
+    place = ClusterPlace.from_environment(os.environ) if options.ray_cluster else None
     mark = uuid.uuid4().hex
     shared = place is not None or options.ray_address is not None
     environment = {**os.environ, **ray_environment(os.environ, shared=shared), RAY_RUN: mark}
@@ -165,12 +164,11 @@ def _watch_driver(
             )
         )
         experiment.events.write(f"{adapter.name}_started", pid=child.process.pid)
-        episodes = Source(MetricsTail(scratch / EPISODE_METRICS, dict), ends_step=False)
+        episodes = Source(Tail(scratch / EPISODE_METRICS), dict, ends_step=False)
         silence_s = max(SILENCE_S, 2 * config.ajet.rollout.episode_timeout)
         gap = GapWatch(machine.dtype(config.ajet.model.dtype))
         sources = [episodes, *adapter.sources(config, scratch)]
-        warnings = RelayedWarnings(scratch / WARNINGS)
-        code = watch(child, sources, warnings, experiment, progress, gap, silence_s=silence_s)
+        code = watch(child, sources, Tail(scratch / WARNINGS), experiment, progress, gap, silence_s=silence_s)
     if code != 0:
         raise why_it_failed(adapter.title, code, RunError.read(scratch), prepared.log, experiment.masker.text)
 
@@ -217,12 +215,9 @@ def prepare(
 ) -> PreparedRun:
     """Read the tasks, find the model, and map the configuration."""
     from ajet.engine.model_source import ModelSource
-    from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
 
     common = config.ajet.trainer_common
-    reader = build_reader(config)
-    tasks, validation = read_training_tasks(reader), read_validation_tasks(reader)
-    refuse_no_validation(config, validation)
+    tasks, validation = read_tasks(config)
     experiment.keep_checkpoints_in(common.checkpoint_base_dir)
     checkpoints = experiment.checkpoints.resolve()
     steps = training_steps(config, len(tasks))

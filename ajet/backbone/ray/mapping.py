@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ajet.backbone.plan import training_steps
 from ajet.schema.chat import GREEDY_BELOW
 from ajet.schema.errors import ConfigError
 
@@ -61,6 +62,10 @@ class Remark:
     message: str
     refused: bool = False
 
+    @classmethod
+    def refusal(cls, key: str, message: str) -> Remark:
+        return cls(key, message, refused=True)
+
     def __str__(self) -> str:
         return f"{self.key}: {self.message}"
 
@@ -74,13 +79,11 @@ def shared_notes(config: Config, title: str) -> Iterator[Remark]:
     common, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
     place = "ajet.trainer_common"
     if algorithm.policy_loss == "sft" and algorithm.sft.demonstrations is not None:
-        yield Remark(
-            f"{place}.algorithm.sft.demonstrations", "only `local` trains on recorded conversations", refused=True
-        )
+        yield Remark.refusal(f"{place}.algorithm.sft.demonstrations", "only `local` trains on recorded conversations")
     if ajet.rollout.engine in ("remote", "scripted"):
-        yield Remark("ajet.rollout.engine", f"`{ajet.rollout.engine}` has no weights to train", refused=True)
+        yield Remark.refusal("ajet.rollout.engine", f"`{ajet.rollout.engine}` has no weights to train")
     if ajet.rollout.temperature < GREEDY_BELOW:
-        yield Remark("ajet.rollout.temperature", "training at temperature 0 explores nothing", refused=True)
+        yield Remark.refusal("ajet.rollout.temperature", "training at temperature 0 explores nothing")
     if algorithm.policy_loss == "gspo":
         yield Remark(f"{place}.algorithm.policy_loss", ONE_ROW.format(title))
     if algorithm.sequence_mask is not None:
@@ -88,29 +91,36 @@ def shared_notes(config: Config, title: str) -> Iterator[Remark]:
     early_stop = common.early_stop
     for name, given in (("target", early_stop.target), ("patience", early_stop.patience)):
         if given is not None:
-            yield Remark(f"{place}.early_stop.{name}", f"{title} runs to its last step", refused=True)
+            yield Remark.refusal(f"{place}.early_stop.{name}", f"{title} runs to its last step")
     if ajet.task_reader.curriculum.enabled:
-        yield Remark(
+        yield Remark.refusal(
             "ajet.task_reader.curriculum.enabled",
             f"{title} reads tasks ahead, before it is known how often they are solved",
-            refused=True,
         )
     if algorithm.zero_variance_groups == "resample":
         yield Remark(f"{place}.algorithm.zero_variance_groups", f"with {title} this is `skip`: no other tasks instead")
     if algorithm.distillation.teacher is not None:
-        yield Remark(f"{place}.algorithm.distillation.teacher", "only `local` learns from a teacher", refused=True)
+        yield Remark.refusal(f"{place}.algorithm.distillation.teacher", "only `local` learns from a teacher")
     if algorithm.replay.groups:
-        yield Remark(f"{place}.algorithm.replay.groups", "only `local` trains past groups once more", refused=True)
+        yield Remark.refusal(f"{place}.algorithm.replay.groups", "only `local` trains past groups once more")
     if common.kl_reference_sync:
-        yield Remark(f"{place}.kl_reference_sync", f"{title}'s reference stays the starting model", refused=True)
+        yield Remark.refusal(f"{place}.kl_reference_sync", f"{title}'s reference stays the starting model")
     if common.kl_adaptive.target is not None:
-        yield Remark(f"{place}.kl_adaptive.target", f"{title}'s KL term has a fixed coefficient", refused=True)
+        yield Remark.refusal(f"{place}.kl_adaptive.target", f"{title}'s KL term has a fixed coefficient")
     if ajet.model.lora.base_bits is not None:
-        yield Remark("ajet.model.lora.base_bits", f"{title} keeps the base weights whole", refused=True)
+        yield Remark.refusal("ajet.model.lora.base_bits", f"{title} keeps the base weights whole")
     if common.optim.state_bits != 32:
-        yield Remark(f"{place}.optim.state_bits", f"{title} keeps the optimiser's state in 32 bits", refused=True)
+        yield Remark.refusal(f"{place}.optim.state_bits", f"{title} keeps the optimiser's state in 32 bits")
     if common.optim.master != "float32":
-        yield Remark(f"{place}.optim.master", f"{title} keeps the trained weights in float32", refused=True)
+        yield Remark.refusal(f"{place}.optim.master", f"{title} keeps the trained weights in float32")
+
+
+def planned_facts(config: Config) -> RunFacts:
+    """What is known of a run that isn't started: enough to show the library's configuration."""
+    from ajet.task_reader import build_reader, read_training_tasks
+
+    steps = training_steps(config, len(read_training_tasks(build_reader(config))))
+    return RunFacts(config.ajet.model.path, config.experiment_path / "checkpoints", steps, payload="…")
 
 
 def check_refused(notes: Sequence[Remark], name: str) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.backbone.plan import installed, requirement, version_range
 from ajet.backbone.ray.mapping import Machine
@@ -36,23 +36,19 @@ CLIENT = "ray://"
 ANSWER_S = 10.0
 
 
-class RayAddressError(UserError):
-    """There is no Ray under the address."""
-
-
 def checked_address(given: str | None) -> str:
-    """The address for `ray.init`: the given one, or RAY_ADDRESS, or else `auto`. Raises RayAddressError."""
+    """The address for `ray.init`: the given one, or RAY_ADDRESS, or else `auto`. Raises a `UserError`."""
     address = given or os.environ.get(VARIABLE) or "auto"
     if address in ELSEWHERE:
         return address
     name = FLAG if given else VARIABLE
     host, _, port = address.removeprefix(CLIENT).rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise RayAddressError(f"{name}: {address!r} is no address of a Ray cluster: it looks like head:6379")
+        raise UserError(f"{name}: {address!r} is no address of a Ray cluster: it looks like head:6379")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
     except OSError as error:
-        raise RayAddressError(
+        raise UserError(
             f"{name}: no Ray answers at {address} ({error.strerror or error})\n"
             "    `ray status` on the cluster's head shows whether it runs; this machine must reach its port"
         ) from None
@@ -118,27 +114,17 @@ def on_cpu() -> bool:
     return os.environ.get(PLATFORM, "").strip().lower() == "cpu"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMemory:
-    """One GPU, in MiB."""
-
-    index: int
-    used: int
-    total: int
-
-
-def check_gpus(needed: int, *, skip_memory: bool = False) -> None:
+def check_gpus(needed: int, *, skip_memory: bool) -> None:
     """Raise, naming them, if GPUs are missing or in use. Without nvidia-smi nothing is checked."""
     gpus = read_gpus()
     if gpus is None:
         return
     if len(gpus) < needed:
         raise UserError(
-            f"ajet.trainer_common.n_gpus_per_node: {needed}, but this machine has {len(gpus)} GPU"
-            + ("" if len(gpus) == 1 else "s")
-            + f"\n    set it to {len(gpus)}"
+            f"ajet.trainer_common.n_gpus_per_node: {needed}, but nvidia-smi finds {len(gpus)} here\n"
+            f"    set it to {len(gpus)}"
         )
-    busy = busy_gpus(gpus[:needed])
+    busy = [gpu for gpu in gpus[:needed] if gpu.used > USED_SHARE * gpu.total]
     if busy and not skip_memory:
         named = ", ".join(f"GPU {gpu.index} ({gpu.used} of {gpu.total} MiB)" for gpu in busy)
         raise UserError(
@@ -147,25 +133,19 @@ def check_gpus(needed: int, *, skip_memory: bool = False) -> None:
         )
 
 
-def busy_gpus(gpus: list[GpuMemory]) -> list[GpuMemory]:
-    """Those with more memory in use than a driver alone takes."""
-    return [gpu for gpu in gpus if gpu.used > USED_SHARE * gpu.total]
+class GpuMemory(NamedTuple):
+    """One GPU, in MiB."""
+
+    index: int
+    used: int
+    total: int
 
 
 def read_gpus() -> list[GpuMemory] | None:
     """What nvidia-smi reports; None without it."""
     query = ("nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits")
     printed = output_of(*query, within_s=20)
-    return None if printed is None else parse_gpus(printed)
-
-
-def parse_gpus(text: str) -> list[GpuMemory]:
-    """nvidia-smi's lines of `index, used, total`."""
-    gpus = []
-    for line in text.strip().splitlines():
-        index, used, total = (part.strip() for part in line.split(","))
-        gpus.append(GpuMemory(int(index), int(used), int(total)))
-    return gpus
+    return None if printed is None else [GpuMemory(*map(int, line.split(","))) for line in printed.splitlines()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,19 +280,15 @@ def wait_for_port(
 ) -> None:
     """Return when something listens there; raise if nothing does in time, or if the process that should has ended."""
     until = time.monotonic() + deadline_s
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=2).close()
-            return
-        except OSError as error:
-            if process is not None:
-                _check_started(process)
-            if time.monotonic() > until:
-                raise UserError(
-                    f"--with-ray-cluster: {what} at {host}:{port} did not answer within {deadline_s:.0f} s ({error})\n"
-                    "    is MASTER_ADDR right on every machine, and the port open between them?"
-                ) from None
-            time.sleep(0.5)
+    while not answers((host, port)):
+        if process is not None:
+            _check_started(process)
+        if time.monotonic() > until:
+            raise UserError(
+                f"--with-ray-cluster: {what} at {host}:{port} did not answer within {deadline_s:.0f} s\n"
+                "    is MASTER_ADDR right on every machine, and the port open between them?"
+            )
+        time.sleep(0.5)
 
 
 @contextmanager

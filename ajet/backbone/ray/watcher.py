@@ -65,13 +65,6 @@ def first_line(error: BaseException) -> str:
     return lines[-1] if "in its creation task" in lines[0] else lines[0]
 
 
-def cause(error: BaseException) -> str:
-    """What an actor raised: Ray wraps it."""
-    inner = getattr(error, "cause", None)
-    text = f"{type(inner).__name__}: {inner}" if isinstance(inner, BaseException) else str(error)
-    return text.strip()[:2000]
-
-
 def actor_named(lines: list[str]) -> str:
     """The actor that a death is about, in brackets: one of the lines of Ray's error names it."""
     named = next((line.strip() for line in lines if line.strip().startswith("class_name:")), "")
@@ -171,7 +164,7 @@ class Tail:
         self._path = path
         self._offset = 0
 
-    def new(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         """What was written since the last look."""
         if not self._path.exists():
             return
@@ -184,25 +177,12 @@ class Tail:
                 yield json.loads(line)
 
 
-class MetricsTail(Tail):
-    """Of lines of `{"step", "data"}`. `translate` gives metrics the names that every backbone shares."""
-
-    def __init__(self, path: Path, translate: Callable[[dict[str, Any]], dict[str, float]]) -> None:
-        super().__init__(path)
-        self._translate = translate
-
-    def __iter__(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Steps written since the last look."""
-        for record in self.new():
-            yield int(record["step"]), self._translate(record["data"])
-
-
 LIBRARIES = ("ray", "transfer_queue", "trinity", "verl")
 """Their warnings are in their own log alone."""
 
 
 class WarningRelay(logging.Handler):
-    """Appends a process's warnings and errors to a file, for `RelayedWarnings`."""
+    """Appends a process's warnings and errors to a file, for `log_relayed`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.WARNING)
@@ -223,21 +203,20 @@ class WarningRelay(logging.Handler):
             self.handleError(record)
 
 
-class RelayedWarnings(Tail):
-    """Those of a run's processes."""
-
-    def log(self) -> None:
-        """Log what came since the last look, as if it were this process's own."""
-        for kept in self.new():
-            args = kept["args"]
-            record = logging.makeLogRecord(kept | {"args": tuple(args) if isinstance(args, list) else args})
-            logging.getLogger(record.name).handle(record)
+def log_relayed(warnings: Tail) -> None:
+    """Log what came from a run's processes since the last look, as if it were this process's own."""
+    for kept in warnings:
+        args = kept["args"]
+        record = logging.makeLogRecord(kept | {"args": tuple(args) if isinstance(args, list) else args})
+        logging.getLogger(record.name).handle(record)
 
 
 class Source(NamedTuple):
-    """A file that metrics come from."""
+    """A file that metrics come from, in lines of `{"step", "data"}`."""
 
-    tail: MetricsTail
+    tail: Tail
+    translate: Callable[[dict[str, Any]], dict[str, float]]
+    """Gives metrics the names that every backbone shares."""
     ends_step: bool
     """Whether its lines mean that a step has ended; the others add to what is known of it."""
 
@@ -245,7 +224,7 @@ class Source(NamedTuple):
 def watch(
     child: Child,
     sources: Sequence[Source],
-    warnings: RelayedWarnings,
+    warnings: Tail,
     experiment: ExperimentFolder,
     progress: Progress,
     gap: GapWatch,
@@ -256,9 +235,10 @@ def watch(
     known: dict[int, dict[str, float]] = {}
     while True:
         code = child.process.poll()
-        warnings.log()
+        log_relayed(warnings)
         for source in sources:
-            for step, metrics in source.tail:
+            for record in source.tail:
+                step, metrics = int(record["step"]), source.translate(record["data"])
                 experiment.metrics.log(step, metrics)
                 warn_of(step, metrics)
                 known.setdefault(step, {}).update(metrics)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ajet.backbone.ray.watcher import actor_named, cause, first_line, last_error
+from ajet.backbone.ray.payload import RunError
+from ajet.backbone.ray.watcher import actor_named, last_error
 
 RAY_LOG = """\
 \x1b[36m(TaskRunnerV1 pid=77)\x1b[0m Training Progress:   0%|          | 0/3
@@ -47,8 +48,6 @@ def test_an_error_of_rays_is_told_by_what_the_actor_raised() -> None:
     class TaskError(Exception):
         cause = KeyError("answer")
 
-    assert cause(TaskError("ray::Explorer.explore()\n  a long traceback")) == "KeyError: 'answer'"
-    assert cause(ValueError("no rows\nin the store")) == "no rows\nin the store"
-    assert first_line(ValueError("no rows\nin the store")) == "no rows"
-    assert first_line(ValueError()) == "ValueError"
+    assert RunError.of(TaskError("ray::Explorer.explore()\n  a long traceback")).text == "KeyError: 'answer'"
+    assert RunError.of(ValueError("no rows\nin the store")).text == "ValueError: no rows\nin the store"
     assert actor_named(["The actor died.", "\tclass_name: Trainer", "\tpid: 7"]) == " (Trainer)"

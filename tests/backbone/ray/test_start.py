@@ -11,9 +11,8 @@ from ajet.backbone.ray import start
 from ajet.backbone.ray.mapping import Machine
 from ajet.backbone.ray.start import (
     ClusterPlace,
-    busy_gpus,
+    check_gpus,
     checked_address,
-    parse_gpus,
     require_library,
     wait_for_port,
 )
@@ -21,9 +20,14 @@ from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.system.processes import RAY_RUN
 
 
-def test_a_gpu_in_use_is_found() -> None:
-    gpus = parse_gpus("0, 4, 81559\n1, 40000, 81559\n")
-    assert [gpu.index for gpu in busy_gpus(gpus)] == [1]
+def test_gpus_that_are_missing_or_in_use_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "output_of", lambda *command, within_s: "0, 4, 81559\n1, 40000, 81559")
+    check_gpus(1, skip_memory=False)
+    with pytest.raises(UserError, match=r"already in use: GPU 1 \(40000 of 81559 MiB\)\n"):
+        check_gpus(2, skip_memory=False)
+    check_gpus(2, skip_memory=True)
+    with pytest.raises(UserError, match=r"n_gpus_per_node: 4, .*\n    set it to 2"):
+        check_gpus(4, skip_memory=True)
 
 
 @pytest.mark.parametrize(

@@ -11,29 +11,29 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbone.metrics import from_verl
-from ajet.backbone.ray.watcher import LEFT_OUT, ChildLog, MetricsTail, RelayedWarnings, WarningRelay, first_line
+from ajet.backbone.ray.watcher import LEFT_OUT, ChildLog, Tail, WarningRelay, first_line, log_relayed
 from ajet.observe.logs import TRACEBACK
 
 
 def test_a_metrics_line_counts_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    tail = MetricsTail(path, from_verl)
+    tail = Tail(path)
     assert list(tail) == []
-    line = json.dumps({"step": 1, "data": {"reward/mean": 1.0}})
+    record = {"step": 1, "data": {"reward/mean": 1.0}}
+    line = json.dumps(record)
     path.write_text(line[:10])
     assert list(tail) == []
     path.write_text(line + "\n" + line[:5])
-    assert list(tail) == [(1, {"reward/mean": 1.0})]
+    assert list(tail) == [record]
     assert list(tail) == []
 
 
 def test_a_warning_of_another_process_is_logged_here_with_its_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    there, relay, here = logging.Logger("there"), WarningRelay(tmp_path / "w"), RelayedWarnings(tmp_path / "w")
+    there, relay, here = logging.Logger("there"), WarningRelay(tmp_path / "w"), Tail(tmp_path / "w")
     there.addHandler(relay)
-    here.log()
+    log_relayed(here)
     there.info("nothing")
     relay.handle(logging.makeLogRecord({"name": "verl.utils", "levelno": logging.WARNING, "msg": "its own"}))
     there.warning("%s in episode %s", "timeout", "e7", extra={TRACEBACK: "line 3"})
@@ -41,8 +41,8 @@ def test_a_warning_of_another_process_is_logged_here_with_its_traceback(
         raise KeyError("answer")
     except KeyError:
         there.exception("group %(name)s failed", {"name": "g"})
-    here.log()
-    here.log()
+    log_relayed(here)
+    log_relayed(here)
     assert [(record.name, record.levelname, record.getMessage()) for record in caplog.records] == [
         ("there", "WARNING", "timeout in episode e7"),
         ("there", "ERROR", "group g failed"),
@@ -68,6 +68,7 @@ def test_an_actor_that_could_not_start_says_why() -> None:
     assert first_line(ValueError("The actor died unexpectedly.\n\tclass_name: AjetTrainer")) == (
         "The actor died unexpectedly."
     )
+    assert first_line(ValueError("no rows\nin the store")) == "no rows"
     assert first_line(KeyError()) == "KeyError"
 
 

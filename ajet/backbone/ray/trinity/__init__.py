@@ -17,7 +17,7 @@ from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings, check
 from ajet.backbone.ray.start import detect_machine, planned_machine, require_library
 from ajet.backbone.ray.trinity import plugin
 from ajet.backbone.ray.trinity.config import CPU_GPUS, RUN_NAME, check_honoured, run_mode, show, trinity_settings
-from ajet.backbone.ray.watcher import MetricsTail, Source
+from ajet.backbone.ray.watcher import Source, Tail
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import MissingDependencyError
 
@@ -52,11 +52,10 @@ def padding_notes(config: Config, machine: Machine) -> Iterator[Remark]:
         return
     tokenizer: Any = source.tokenizer()
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
-        yield Remark(
+        yield Remark.refusal(
             "ajet.model.path",
             f"the tokenizer of {config.ajet.model.path} has neither a pad token nor an end token, and Trinity fills "
             "rows up with one: set pad_token in its tokenizer_config.json to any of its special tokens",
-            refused=True,
         )
 
 
@@ -96,8 +95,8 @@ class TrinityAdapter:
     def sources(self, config: Config, scratch: Path) -> list[Source]:
         trains = self.trains(config)
         return [
-            Source(MetricsTail(scratch / "explorer.jsonl", from_trinity), ends_step=not trains),
-            Source(MetricsTail(scratch / "trainer.jsonl", from_trinity), ends_step=trains),
+            Source(Tail(scratch / "explorer.jsonl"), from_trinity, ends_step=not trains),
+            Source(Tail(scratch / "trainer.jsonl"), from_trinity, ends_step=trains),
         ]
 
     def trains(self, config: Config) -> bool:

@@ -32,7 +32,7 @@ from ajet.backbone.ray.credit import SEGMENTS, BatchCredit, BatchRow, credit_bat
 from ajet.backbone.ray.payload import RunPayload
 from ajet.backbone.ray.rows import BATCH, ROW, SPAN, UPDATES, VERSIONS, ordered, tag_of
 from ajet.backbone.ray.trinity.workflow import step_of
-from ajet.backbone.training_settings import credit_settings, loss_settings
+from ajet.backbone.training_settings import credit_settings, imitate_from, loss_settings
 from ajet.config import Config
 from ajet.trainer.credit import LossNorm
 from ajet.trainer.loss import EdgeTensors, policy_loss
@@ -176,14 +176,12 @@ class AjetCredit(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc]
 def credited(exps: list[Experience], config: Config) -> tuple[list[Experience], BatchCredit]:
     """The experiences that are trained, with their credit: advantages, and weights where Trinity has returns. At least
     one, of weight 0: the trainer waits for each batch."""
-    algorithm = config.ajet.trainer_common.algorithm
-    imitate_from = algorithm.sft.min_reward if algorithm.policy_loss == "sft" else None
     exps = ordered(exps)
     credit = credit_batch(
         [exp.info[ROW] for exp in exps],
         [tag_of(exp) for exp in exps],
         credit_settings(config),
-        imitate_from=imitate_from,
+        imitate_from=imitate_from(config),
     )
     kept = []
     for exp, advantages, weights, trained in zip(exps, credit.advantages, credit.weights, credit.trained, strict=True):

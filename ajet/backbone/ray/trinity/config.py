@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.plan import serving_engine, training_steps, validation_repeats
+from ajet.backbone.plan import serving_engine, validation_repeats
 from ajet.backbone.ray.mapping import (
     Machine,
     Remark,
@@ -20,6 +20,7 @@ from ajet.backbone.ray.mapping import (
     Settings,
     check_refused,
     micro_tokens,
+    planned_facts,
     shared_notes,
 )
 from ajet.backbone.training_settings import learning_rate, warmup_steps
@@ -118,12 +119,7 @@ def show(config: Config, machine: Machine) -> str:
     """Trinity's final configuration as YAML, after what Trinity can't honour. Needs Trinity."""
     from omegaconf import OmegaConf
 
-    from ajet.task_reader import build_reader, read_training_tasks
-
-    tasks = read_training_tasks(build_reader(config))
-    checkpoints = config.experiment_path / "checkpoints"
-    facts = RunFacts(config.ajet.model.path, checkpoints, training_steps(config, len(tasks)), payload="…")
-    composed = compose_trinity_config(trinity_settings(config, facts, machine))
+    composed = compose_trinity_config(trinity_settings(config, planned_facts(config), machine))
     notes = [f"# {note}" for note in check_honoured(config, machine)]
     return "\n".join([*notes, OmegaConf.to_yaml(OmegaConf.structured(composed))])
 
@@ -171,55 +167,49 @@ def _refusals(config: Config, machine: Machine) -> Iterator[Remark]:
     common, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
     place = "ajet.trainer_common"
     if algorithm.rollout_correction.mode in ("sequence_tis", "masked"):
-        yield Remark(
+        yield Remark.refusal(
             f"{place}.algorithm.rollout_correction.mode",
             "with Trinity the ratio of the loss is to the sampler itself, so there is nothing to correct: leave it out",
-            refused=True,
         )
     if common.ppo_epochs > 1:
-        yield Remark(f"{place}.ppo_epochs", "Trinity's trainer passes over a batch once", refused=True)
+        yield Remark.refusal(f"{place}.ppo_epochs", "Trinity's trainer passes over a batch once")
     if common.optim.eps != type(common.optim)().eps:
-        yield Remark(f"{place}.optim.eps", "Trinity does not pass it to the optimiser", refused=True)
+        yield Remark.refusal(f"{place}.optim.eps", "Trinity does not pass it to the optimiser")
     if algorithm.use_kl_in_reward:
-        yield Remark(
+        yield Remark.refusal(
             f"{place}.algorithm.use_kl_in_reward",
             "advantages are computed before Trinity's trainer has the reference's logprobs; set use_kl_loss: true "
             "instead",
-            refused=True,
         )
     if common.resume not in ("auto", "never"):
-        yield Remark(
-            f"{place}.resume",
-            "Trinity resumes from the newest checkpoint of the experiment alone: `auto` or `never`",
-            refused=True,
+        yield Remark.refusal(
+            f"{place}.resume", "Trinity resumes from the newest checkpoint of the experiment alone: `auto` or `never`"
         )
     for key in pass_through(config):
         if key.startswith(OURS) and key != STALENESS:
-            yield Remark(
+            yield Remark.refusal(
                 f"ajet.trinity.{key}",
                 "our own keys decide this on Trinity too: see ajet.trainer_common, ajet.rollout and ajet.model",
-                refused=True,
             )
         if machine.cpu and key.startswith(OPTIMISER):
-            yield Remark(
+            yield Remark.refusal(
                 f"ajet.trinity.{key}",
                 "on the CPU the optimiser is the embedded trainer's: see ajet.trainer_common.optim",
-                refused=True,
             )
     if common.optim.lr_scheduler_type == "linear" and not machine.cpu:
-        yield Remark(f"{place}.optim.lr_scheduler_type", "Trinity knows `constant` and `cosine`", refused=True)
+        yield Remark.refusal(f"{place}.optim.lr_scheduler_type", "Trinity knows `constant` and `cosine`")
     if ajet.model.lora.enabled and machine.cpu:
-        yield Remark("ajet.model.lora", "the CPU trainer of this backbone trains whole weights", refused=True)
+        yield Remark.refusal("ajet.model.lora", "the CPU trainer of this backbone trains whole weights")
     elif ajet.model.lora.enabled and ajet.model.lora.dropout:
-        yield Remark("ajet.model.lora.dropout", "Trinity's adapters have no dropout: set it to 0", refused=True)
+        yield Remark.refusal("ajet.model.lora.dropout", "Trinity's adapters have no dropout: set it to 0")
     if common.val_only:
-        yield Remark(f"{place}.val_only", "validate with `ajet eval`", refused=True)
+        yield Remark.refusal(f"{place}.val_only", "validate with `ajet eval`")
     late = pass_through(config).get(STALENESS) or 0
     if not isinstance(late, int) or late < 0:
-        yield Remark(f"ajet.trinity.{STALENESS}", f"{late!r} is no whole number of steps", refused=True)
+        yield Remark.refusal(f"ajet.trinity.{STALENESS}", f"{late!r} is no whole number of steps")
     mode = run_mode(config)
     if mode not in MODES:
-        yield Remark("ajet.trinity.mode", f"{mode!r} is not one of {', '.join(MODES)}", refused=True)
+        yield Remark.refusal("ajet.trinity.mode", f"{mode!r} is not one of {', '.join(MODES)}")
 
 
 def _approximations(config: Config, machine: Machine) -> Iterator[Remark]:

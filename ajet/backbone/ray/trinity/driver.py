@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ajet.backbone.ray.collector import COLLECTOR, HEAD, EpisodeCollector
-from ajet.backbone.ray.payload import DriverInput, RunPayload, retry_slow_start, run_driver, wait_for_nodes
+from ajet.backbone.ray.payload import DriverInput, RunError, RunPayload, retry_slow_start, run_driver, wait_for_nodes
 from ajet.backbone.ray.start import PLATFORM
 from ajet.backbone.ray.trinity import plugin
-from ajet.backbone.ray.watcher import actor_named, cause, first_line
+from ajet.backbone.ray.watcher import actor_named, first_line
 from ajet.schema.errors import AjetError
 
 CLOSING_S = 20.0
@@ -80,9 +80,9 @@ def run_stages(config: Any, payload: str) -> None:
     if RunPayload.decode(payload).remote_runners and config.mode != "train":
         host = ray.remote(EpisodeHost).options(name=HOST, num_cpus=0, resources=HEAD).remote(payload)
         watched[host.watch.remote()] = "episode host"
-    if config.mode in ("both", "explore", "colocate"):
+    if config.mode in ("both", "explore"):
         actors["explorer"] = AjetExplorer.get_actor(config)
-    if config.mode in ("both", "train", "colocate"):
+    if config.mode in ("both", "train"):
         actors["trainer"] = AjetTrainer.get_actor(config)
     _await({actor.prepare.remote(): name for name, actor in actors.items()}, watched)
     nccl = len(actors) == 2 and config.synchronizer.sync_method.value == "nccl"
@@ -118,7 +118,7 @@ def _await(running: dict[Any, str], watched: dict[Any, str]) -> None:
                 which = actor_named(str(error).splitlines())
                 raise StageFailedError(f"the {who} died: {first_line(error)}{which}") from error
             except RayError as error:
-                raise StageFailedError(f"the {who} failed: {cause(error)}") from error
+                raise StageFailedError(f"the {who} failed: {RunError.of(error).text}") from error
             if ref in watched:
                 raise StageFailedError(str(result))
             del left[ref]

@@ -29,7 +29,7 @@ from ajet.backbone.ray.engine import TrinityEngine
 from ajet.backbone.ray.payload import RunError, RunPayload
 from ajet.backbone.ray.rows import UPDATES, VERSIONS
 from ajet.backbone.ray.start import on_cpu
-from ajet.backbone.ray.watcher import cause, first_line
+from ajet.backbone.ray.watcher import first_line
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.task import Task
 
@@ -127,7 +127,7 @@ async def _reporting(who: str) -> AsyncIterator[None]:
     except (StopAsyncIteration, asyncio.CancelledError):
         raise
     except Exception as error:
-        reason = RunError(f"{who}: {type(error).__name__}: {cause(error)}", users=False)
+        reason = RunError(f"{who}: {RunError.of(error).text}", users=False)
         await ray.get_actor(COLLECTOR).report_failure.remote(reason)
         raise
 

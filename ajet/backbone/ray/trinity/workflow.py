@@ -132,7 +132,6 @@ class TrinityTaskReader(BufferReader):  # type: ignore[misc]
         self._position = int(state_dict["current_index"])
 
     def _task(self, index: int) -> Task:
-
         return Task(
             workflow=GroupWorkflow,
             repeat_times=self._config.repeat_times,

@@ -13,7 +13,7 @@ from ajet.backbone.ray import launcher
 from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
 from ajet.backbone.ray.start import check_gpus, detect_machine, planned_machine, require_library
 from ajet.backbone.ray.verl.config import check_honoured, checkpoint_step, show, verl_settings
-from ajet.backbone.ray.watcher import MetricsTail, Source
+from ajet.backbone.ray.watcher import Source, Tail
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class VerlAdapter:
         return {METRICS_PATH: str(scratch / "verl.jsonl"), "HYDRA_FULL_ERROR": "1"}
 
     def sources(self, config: Config, scratch: Path) -> list[Source]:
-        return [Source(MetricsTail(scratch / "verl.jsonl", from_verl), ends_step=True)]
+        return [Source(Tail(scratch / "verl.jsonl"), from_verl, ends_step=True)]
 
     def trains(self, config: Config) -> bool:
         return not config.ajet.trainer_common.val_only

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from ajet.backbone.plan import serving_engine, training_steps, validation_repeats
+from ajet.backbone.plan import serving_engine, validation_repeats
 from ajet.backbone.ray.mapping import (
     ONE_ROW,
     Machine,
@@ -21,6 +21,7 @@ from ajet.backbone.ray.mapping import (
     Settings,
     check_refused,
     micro_tokens,
+    planned_facts,
     shared_notes,
 )
 from ajet.backbone.ray.payload import KEY
@@ -127,18 +128,14 @@ def show(config: Config, detect_machine: Callable[[], Machine]) -> str:
     """verl's final configuration as YAML, after what verl can't honour. Needs verl."""
     from omegaconf import OmegaConf
 
-    from ajet.task_reader import build_reader, read_training_tasks
-
     remarks: list[str] = []
     try:
         machine = detect_machine()
     except NoGpuError:
         machine = Machine("cuda")
         remarks = [f"# for machines with GPUs and flash-attn: this one has no GPU ({PLATFORM}=cpu shows the CPU's)"]
-    tasks = read_training_tasks(build_reader(config))
-    checkpoints = config.experiment_path / "checkpoints"
-    facts = RunFacts(config.ajet.model.path, checkpoints, training_steps(config, len(tasks)), payload="…")
-    composed = compose_verl_config(verl_settings(config, facts, machine), given=pass_through(config))
+    settings = verl_settings(config, planned_facts(config), machine)
+    composed = compose_verl_config(settings, given=pass_through(config))
     notes = [f"# {note}" for note in check_honoured(config, machine)]
     return "\n".join([*remarks, *notes, OmegaConf.to_yaml(composed)])
 
@@ -196,29 +193,26 @@ def _notes(config: Config, machine: Machine) -> Iterator[Remark]:
     if correction.mode == "sequence_tis" or (correction.mode == "masked" and correction.level == "sequence"):
         yield Remark("ajet.trainer_common.algorithm.rollout_correction.mode", ONE_ROW.format("verl"))
     if common.algorithm.use_kl_in_reward:
-        yield Remark(
+        yield Remark.refusal(
             "ajet.trainer_common.algorithm.use_kl_in_reward",
             "verl would subtract the KL from advantages that are already computed; set use_kl_loss: true instead",
-            refused=True,
         )
     if common.resume not in ("auto", "never") and checkpoint_step(common.resume) is None:
-        yield Remark("ajet.trainer_common.resume", "verl's checkpoints are folders named global_step_N", refused=True)
+        yield Remark.refusal("ajet.trainer_common.resume", "verl's checkpoints are folders named global_step_N")
     given = pass_through(config)
     if given.get(TRAINER_MODE) == "separate_async" and given.get(SYNC_STEP) != 1:
-        yield Remark(
+        yield Remark.refusal(
             f"ajet.verl.{SYNC_STEP}",
             "verl would cut a step into batches, and credit is computed over the whole step: set it to 1",
-            refused=True,
         )
     for key in given:
         if f"{key.removeprefix('+')}.".startswith(OURS):
-            yield Remark(
+            yield Remark.refusal(
                 f"ajet.verl.{key}",
                 "our own keys decide this on verl too: see ajet.trainer_common, ajet.rollout and ajet.model",
-                refused=True,
             )
     if ajet.model.lora.enabled and ajet.model.lora.dropout:
-        yield Remark("ajet.model.lora.dropout", "verl's adapters have no dropout: set it to 0", refused=True)
+        yield Remark.refusal("ajet.model.lora.dropout", "verl's adapters have no dropout: set it to 0")
     if machine.cpu and ajet.rollout.engine != "torch":
         yield Remark("ajet.rollout.engine", f"on the CPU the embedded engine serves verl, not {ajet.rollout.engine}")
     if not machine.cpu and ajet.rollout.engine == "torch":

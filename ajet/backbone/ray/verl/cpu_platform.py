@@ -151,11 +151,7 @@ def _register_rollout() -> None:
     from verl.workers.rollout import base
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    def load() -> Any:
-
-        return CpuReplica
-
-    RolloutReplicaRegistry.register(CPU_ROLLOUT, load)
+    RolloutReplicaRegistry.register(CPU_ROLLOUT, lambda: CpuReplica)
     base._ROLLOUT_REGISTRY[(CPU_ROLLOUT, "async")] = "ajet.backbone.ray.verl.cpu_platform.CpuServerAdapter"
 
 

@@ -24,7 +24,7 @@ from ajet.backbone.ray.rows import Row, group_rows, stand_in, validation_row
 from ajet.backbone.ray.verl import plugin
 from ajet.backbone.ray.verl.client import with_versions
 from ajet.backbone.ray.watcher import first_line
-from ajet.backbone.training_settings import credit_settings
+from ajet.backbone.training_settings import credit_settings, imitate_from
 from ajet.context_tracker import Renderer
 from ajet.engine.model_source import ModelSource
 from ajet.schema.episode import EpisodeGroup
@@ -48,13 +48,15 @@ class EpisodeWorker:
         self._runner = GroupRunner(RunPayload.of(config), self._make_engine, workers=int(rollout.agent.num_workers))
         self._threshold = self._runner.config.ajet.task_judge.success_threshold
         self._groups: set[asyncio.Task[None]] = set()
-        self._ended: asyncio.Future[str] | None = None
+        self._ended = asyncio.Event()
+        self._reason = ""
         tq.init()
 
     async def watch(self) -> str:
         """Return when this worker can't go on, with the reason. A dead worker makes Ray raise instead."""
         self._loop = asyncio.get_running_loop()
-        return await self._end()
+        await self._ended.wait()
+        return self._reason
 
     async def generate_sequences(self, batch: Any) -> None:
         """Start a group for each prompt of the batch."""
@@ -132,14 +134,11 @@ class EpisodeWorker:
         """Called on the service loop."""
         self._loop.call_soon_threadsafe(self._give_up, f"a rollout server died: {first_line(error)}")
 
-    def _end(self) -> asyncio.Future[str]:
-        if self._ended is None:
-            self._ended = asyncio.get_running_loop().create_future()
-        return self._ended
-
     def _give_up(self, reason: str) -> None:
-        if not self._end().done():
-            self._end().set_result(reason)
+        """The first reason counts."""
+        if not self._ended.is_set():
+            self._reason = reason
+            self._ended.set()
 
 
 def _at(batch: Any, key: str, index: int) -> Any:
@@ -187,7 +186,7 @@ class EpisodeManager(AgentLoopManagerTQ):  # type: ignore[misc]
         config = run.load_config()
         common = config.ajet.trainer_common
         self.credit_settings = credit_settings(config)
-        self.imitate_from = common.algorithm.sft.min_reward if common.algorithm.policy_loss == "sft" else None
+        self.imitate_from = imitate_from(config)
         self.updates = common.mini_batch_num
         self.seed = common.seed
         self.group_size = int(self.config.actor_rollout_ref.rollout.n)
