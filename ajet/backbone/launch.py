@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.backbone import LaunchOptions
 from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, AjetError, ConfigError, UserError
 from ajet.schema.install import require_training
+from ajet.schema.printable import printable
 from ajet.system.command_line import ArgumentError, CommandParser, fail, place_advice
 
 if TYPE_CHECKING:
@@ -163,9 +164,18 @@ def run(argv: Sequence[str]) -> int:
     config = load_config(arguments.conf, arguments.overrides, backbone=flag)
     name, why = choose_backbone(flag, config)
     if not (arguments.options.quiet or arguments.options.json):
+        if name != "debug" and (about := what_it_is_about(Path(arguments.conf))):
+            print(about)
         print(f"backbone: {name} ({why})", flush=True)
     config.ajet.backbone = name
     return launch(arguments, config)
+
+
+def what_it_is_about(file: Path) -> str | None:
+    """The YAML's first line, if it is a comment that is a sentence."""
+    with file.expanduser().open(encoding="utf-8") as lines:
+        sentence = re.match(r"#\s*(?!Copyright)(\w.*\.)$", lines.readline().rstrip())
+    return printable(sentence[1]) if sentence else None
 
 
 def launch(arguments: LaunchArguments, config: Config) -> int:

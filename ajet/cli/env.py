@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ajet.cli.main import interruption
+from ajet.cli.targets import options_of
 from ajet.schema.errors import UserError
-from ajet.system.command_line import CommandParser, options_of, real, whole
+from ajet.system.command_line import CommandParser, real, whole
 
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 

@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ajet.cli.targets import options_of
 from ajet.schema.errors import UserError
 from ajet.schema.printable import printable
-from ajet.system.command_line import CommandParser, options_of, real, whole
+from ajet.system.command_line import CommandParser, real, whole
 
 if TYPE_CHECKING:
     from ajet.agents import Agent, Trajectory

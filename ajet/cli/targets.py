@@ -1,4 +1,4 @@
-"""The runs and models that commands name: `RUN`, `EXPERIMENT`, `TARGET` of `ajet chat` and `serve`, `--model`.
+"""What commands name: runs, models (`RUN`, `EXPERIMENT`, `TARGET` of `ajet chat` and `serve`, `--model`), options.
 
 A target is a YAML file, an experiment (its folder, or its name in `saved_experiments`) or checkpoint folder (its `hf/`
 weights), a model folder, a hub id, or `tiny:<name>`.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ajet.schema.chat import Tool, plain_text
 from ajet.schema.episode import ROOT
 from ajet.schema.errors import ConfigError
+from ajet.system.command_line import ArgumentError
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -151,3 +152,16 @@ def weights_folder(folder: Path, *, best: bool = False) -> Path:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder, and no run in saved_experiments has that name (`ajet runs`)")
     return Path(weights_of(str(folder)))
+
+
+def options_of(given: Sequence[str], what: str) -> dict[str, Any]:
+    """Arguments `KEY=VALUE`, their values as YAML reads them. `what`: what they are, for errors."""
+    from ajet.config.yaml_source import parse_value
+
+    options: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ArgumentError(f"{what} {text!r}: write KEY=VALUE, for example tools=[calculator]")
+        options[key] = parse_value(value, f"{what} {key}")
+    return options

@@ -24,7 +24,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ajet.schema.errors import EXIT_USER_ERROR, UserError
 from ajet.schema.printable import printable
@@ -69,19 +69,6 @@ def real(least: float, most: float, unit: str = "") -> Callable[[str], float]:
         raise ArgumentTypeError(f"{text!r}: write a number{unit and f' of {unit}'} from {least:g} to {most:,g}")
 
     return read
-
-
-def options_of(given: Sequence[str], what: str) -> dict[str, Any]:
-    """Arguments `KEY=VALUE`, their values as YAML reads them. `what`: what they are, for errors."""
-    from ajet.config.yaml_source import parse_value
-
-    options: dict[str, Any] = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise ArgumentError(f"{what} {text!r}: write KEY=VALUE, for example tools=[calculator]")
-        options[key] = parse_value(value, f"{what} {key}")
-    return options
 
 
 def open_more_files() -> int:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from ajet.backbone.launch import _what_is_saved
+from ajet.backbone.launch import _what_is_saved, what_it_is_about
 from ajet.backbone.report import report_text
 from ajet.observe.metrics import read_metrics
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
+from support.pages import ROOT
 from support.synthetic_run import Vocabulary, math_episode, task_of
 
 RETURNS = {0: 0.0, 10: 0.5, 20: 1.0}
@@ -147,3 +148,15 @@ def test_an_interrupted_run_says_what_is_saved(tmp_path: Path, file: str, text: 
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(text)
     assert _what_is_saved(tmp_path).startswith(says)
+
+
+def test_the_first_line_of_a_run_is_the_first_sentence_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "learns that its calculator pays" in str(what_it_is_about(ROOT / "configs/quickstart.yaml"))
+    for line in ("ajet:", "# sums.yaml", "# ---- main ----", "# Copyright 2020 A. All rights reserved.", ""):
+        (tmp_path / "a.yaml").write_text(f"{line}\n# A sentence.\n")
+        assert what_it_is_about(tmp_path / "a.yaml") is None, line
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.yaml").write_text("# A sentence.\n")
+    assert what_it_is_about(Path("~/a.yaml")) == "A sentence.", "as `--conf=~/a.yaml` comes from a shell"

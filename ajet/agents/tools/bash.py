@@ -10,6 +10,7 @@ import asyncio
 import posixpath
 import secrets
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,8 @@ from ajet.agents.tools.tool import (
     shorten,
 )
 from ajet.environment.sandboxes import ExecResult, Sandbox
+
+OnText = Callable[[str], None]
 
 COMMAND_BYTES = 120_000
 """Linux takes no argument of 128 KiB."""
@@ -45,8 +48,9 @@ class Bash:
         timeout: float = 60.0,
         output_chars: int = 16_000,
         cwd: str = "",
+        on_output: OnText | None = None,
     ) -> None:
-        """`timeout`: the longest that a command may run."""
+        """`timeout`: the longest that a command may run; `on_output` is shown output as it comes."""
         self.name = name
         self.description = (
             "Run a shell command and see what it prints, and its exit code. The working directory and exported "
@@ -69,11 +73,12 @@ class Bash:
         self._timeout = timeout
         self._output_chars = output_chars
         self._cwd = cwd
+        self._on_output = on_output
 
     async def open(self, context: ToolContext) -> OpenTool:
         sandbox = need_sandbox(context, self.name)
         folder = posixpath.join(sandbox.workspace, self._cwd)
-        return _OpenBash(sandbox, folder, self._timeout, self._output_chars)
+        return _OpenBash(sandbox, folder, self._timeout, self._output_chars, self._on_output)
 
 
 def need_sandbox(context: ToolContext, name: str) -> Sandbox:
@@ -89,11 +94,14 @@ def need_sandbox(context: ToolContext, name: str) -> Sandbox:
 class _OpenBash:
     """One episode's shell."""
 
-    def __init__(self, sandbox: Sandbox, folder: str, timeout: float, output_chars: int) -> None:
+    def __init__(
+        self, sandbox: Sandbox, folder: str, timeout: float, output_chars: int, on_output: OnText | None
+    ) -> None:
         self._sandbox = sandbox
         self._folder = folder
         self._timeout = timeout
         self._output_chars = output_chars
+        self._on_output = on_output
         self._state = f"/tmp/.shell-{secrets.token_hex(6)}"
         self._turn = asyncio.Lock()
 
@@ -101,8 +109,13 @@ class _OpenBash:
         if len(arguments["command"].encode("utf-8", "replace")) > COMMAND_BYTES:
             return ToolResult(TOO_LONG, success=False)
         timeout = min(float(arguments.get("timeout", self._timeout)), self._timeout)
+        show = self._on_output
         async with self._turn:
-            result = await self._sandbox.exec(self._script(arguments["command"]), timeout=timeout)
+            result = await self._sandbox.exec(
+                self._script(arguments["command"]),
+                timeout=timeout,
+                on_output=None if show is None else lambda chunk: show(chunk.decode("utf-8", "replace")),
+            )
             await self._remember()
         stopped = f"[stopped after {timeout:g} s; what it printed until then is above]"
         output = _shown(result, stopped, self._output_chars) or "[no output]"
@@ -193,6 +206,10 @@ class Python(StatelessTool):
         self._timeout = timeout
         self._output_chars = output_chars
         self._interpreter = interpreter
+
+    async def open(self, context: ToolContext) -> OpenTool:
+        need_sandbox(context, self.name)  # at the start, not at the first call
+        return await super().open(context)
 
     async def run(self, arguments: Arguments, context: ToolContext) -> ToolResult:
         sandbox = need_sandbox(context, self.name)

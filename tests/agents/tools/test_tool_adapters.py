@@ -111,9 +111,8 @@ def test_there_and_back() -> None:
     pytest.importorskip("langchain_core")
 
     async def main() -> ToolResult:
-        async with Toolset([divide]) as inner:
-            async with Toolset([from_langchain(*to_langchain(inner))]) as toolset:
-                return await toolset.call("divide", {"a": 6, "b": 4})
+        async with Toolset([divide]) as inner, Toolset([from_langchain(*to_langchain(inner))]) as toolset:
+            return await toolset.call("divide", {"a": 6, "b": 4})
 
     assert asyncio.run(main()).output == "1.5"
 
