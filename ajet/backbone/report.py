@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.metrics import by_group, episode_metrics, is_success, try_counts, usable
 from ajet.backbone.plan import validation_repeats
-from ajet.context_tracker import describe_reasons, top_reasons
+from ajet.context_tracker import describe_reasons
 from ajet.gateway.chat import validation_temperature
 from ajet.observe.episode_codec import conversation, last_calls, message_text
 from ajet.observe.episode_store import EpisodeStore
@@ -431,7 +431,7 @@ class Hints:
     def look_at(self, step: int, episodes: Sequence[Episode]) -> None:
         """Log what is new in this step's episodes."""
         trees = [episode.tree for episode in episodes]
-        found = {reason.reason for reason in top_reasons(trees)}
+        found = {call.fork.reason for tree in trees for call in tree.calls if call.fork is not None}
         if not found <= self._reasons:
             self._reasons |= found
             for line in describe_reasons(trees):

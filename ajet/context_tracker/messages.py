@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import reprlib
 from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -47,20 +48,11 @@ def content_text(content: Any, where: str) -> str:
         field = "text" if kind is None else TEXT_PARTS.get(str(kind))
         if field is None or not isinstance(part, Mapping) or not isinstance(part.get(field, 0), str | None):
             raise UnsupportedContentError(
-                f"{where}.content[{index}] is {_part(part)}: this model takes only text, in parts of type 'text'"
+                f"{where}.content[{index}] is {reprlib.repr(part)}: this model takes only text, in parts of type 'text'"
             )
         if part[field] is not None:
             texts.append(part[field])
     return "\n".join(texts)
-
-
-def _part(part: Any) -> str:
-    """The kind of this part, for an error message."""
-    if not isinstance(part, Mapping):
-        return f"of type {_kind(part)}"
-    if part.get("type") is None:
-        return f"a part with {', '.join(map(str, part)) or 'nothing'}"[:80]
-    return f"of type {part['type']!r}"[:80]
 
 
 def plain_message(raw: Any, where: str) -> Message:

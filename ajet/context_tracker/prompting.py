@@ -9,9 +9,8 @@ none was, but another call has gone on from there already, the first message tha
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from ajet.context_tracker.messages import (
     stable_json,
 )
 from ajet.context_tracker.template import ChatTemplate
-from ajet.context_tracker.template_probe import NotStable, TemplateProbe
+from ajet.context_tracker.template_probe import NotStable, TemplateProbe, common_length
 from ajet.schema.chat import Message, Tool
 from ajet.schema.episode import ROOT, CallTree, Fork, IntArray
 from ajet.schema.errors import InvalidRequestError
@@ -159,6 +158,7 @@ EXCERPT = 60
 """Characters of a changed text that are shown."""
 LOOK_BACK = 16
 """How many of an agent's latest calls are compared with a call that extends none."""
+TOP_REASONS = 5
 
 
 class PromptRequest(NamedTuple):
@@ -397,43 +397,21 @@ def _changed_field(was: Message, now: Message) -> str:
 
 
 def _difference(was: str, now: str) -> str:
-    at = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
+    at = common_length(was, now)
     start = max(0, at - 16)
     return f"{was[start : at + EXCERPT]!r} became {now[start : at + EXCERPT]!r} (from character {at})"
 
 
-@dataclass(frozen=True, slots=True)
-class ForkReason:
-    """One reason, over all episodes of a run."""
-
-    reason: str
-    count: int
-    tokens: int
-    """Tokens rendered and prefilled again because of it."""
-    example: str
-
-
-def top_reasons(trees: Iterable[CallTree], limit: int = 5) -> list[ForkReason]:
-    """The most expensive fork reasons of many episodes."""
-    counts: Counter[str] = Counter()
-    tokens: Counter[str] = Counter()
-    examples: dict[str, Fork] = {}
-    for tree in trees:
-        for call in tree.calls:
-            if (fork := call.fork) is None:
-                continue
-            counts[fork.reason] += 1
-            tokens[fork.reason] += fork.tokens
-            if fork.reason not in examples or fork.tokens > examples[fork.reason].tokens:
-                examples[fork.reason] = fork
-    ranked = sorted(counts, key=lambda reason: (-tokens[reason], reason))[:limit]
-    return [ForkReason(name, counts[name], tokens[name], examples[name].detail) for name in ranked]
-
-
-def describe_reasons(trees: Iterable[CallTree], limit: int = 5) -> list[str]:
-    """`top_reasons` as lines of text."""
-    return [
-        f"{reason.count} × {reason.reason} ({reason.tokens} tokens rendered again)"
-        + (f", e.g. {reason.example}" if reason.example else "")
-        for reason in top_reasons(trees, limit)
-    ]
+def describe_reasons(trees: Iterable[CallTree]) -> list[str]:
+    """The most expensive fork reasons of many episodes: how often, what they cost, and an example."""
+    forks: dict[str, list[Fork]] = defaultdict(list)
+    for call in (call for tree in trees for call in tree.calls):
+        if call.fork is not None:
+            forks[call.fork.reason].append(call.fork)
+    costs = {reason: sum(fork.tokens for fork in found) for reason, found in forks.items()}
+    lines = []
+    for reason in sorted(forks, key=lambda reason: (-costs[reason], reason))[:TOP_REASONS]:
+        line = f"{len(forks[reason])} × {reason} ({costs[reason]} tokens rendered again)"
+        example = max(forks[reason], key=lambda fork: fork.tokens).detail
+        lines.append(f"{line}, e.g. {example}" if example else line)
+    return lines

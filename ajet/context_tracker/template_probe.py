@@ -326,12 +326,12 @@ def _without_reasoning(reply: Message) -> Message:
     }
 
 
-def _common(one: str, other: str) -> int:
+def common_length(one: str, other: str) -> int:
     """The length of the common prefix of two texts."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _difference(before: str, after: str) -> str:
-    at = _common(before, after)
+    at = common_length(before, after)
     was, now = before[max(0, at - 12) : at + EXCERPT], after[max(0, at - 12) : at + EXCERPT]
     return f"the template rewrites what came before once other messages follow: {was!r} becomes {now!r}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ajet.context_tracker import describe_reasons, top_reasons
+from ajet.context_tracker import describe_reasons
 from ajet.schema.episode import Fork
 from support.tracker_helpers import WIDE, Drive, called, result, said, system, user
 
@@ -80,12 +80,10 @@ def test_the_most_expensive_reasons_come_first() -> None:
         drive.ask([system("Be rude. " * length), user("Go."), said("Yes."), user("More.")], said("a"))
         drive.ask([system(), user("Go."), said("No."), user("More.")], said("b"))
         trees.append(drive.tracker.finish(1.0).tree)
-    found = top_reasons(trees)
-    assert [(reason.reason, reason.count) for reason in found] == [("message_changed", 2), ("reply_changed", 2)]
-    assert found[0].tokens > found[1].tokens > 0
-    lines = describe_reasons(trees, limit=1)
-    assert len(lines) == 1 and lines[0].startswith("2 × message_changed (") and "messages[0].content" in lines[0]
-    assert top_reasons([]) == []
+    changed, reply = describe_reasons(trees)
+    assert changed.startswith("2 × message_changed (") and "messages[0].content" in changed
+    assert reply.startswith("2 × reply_changed (") and int(changed.split()[3][1:]) > int(reply.split()[3][1:]) > 0
+    assert describe_reasons([]) == []
 
 
 def test_a_reason_that_says_all_has_no_example() -> None:
