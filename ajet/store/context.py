@@ -93,15 +93,10 @@ def all_stored(
 ) -> dict[str, Stored]:
     rollout_ids = list(rollout_ids)
     found = context.tables.rollouts(rollout_ids, change=change, inputs=inputs)
-    refuse_unknown(rollout_ids, found.keys())
-    return found
-
-
-def refuse_unknown(wanted: Iterable[str], known: Iterable[str]) -> None:
-    missing = sorted(set(wanted).difference(known))
-    if missing:
+    if missing := sorted(set(rollout_ids).difference(found)):
         shown = ", ".join(map(ascii, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         raise UnknownIdError(f"no rollout {shown} in this store: never enqueued, or deleted to make room")
+    return found
 
 
 def refer(context: Context, wanted: Collection[tuple[str, str]]) -> Attempts:
@@ -139,13 +134,15 @@ def begin(context: Context, taken: Sequence[Stored], worker_id: str | None) -> N
         context.tables.save_worker(states.busy(context.tables.worker(worker_id), attempt, context.now))
 
 
-def heard(context: Context, one: Stored, *, span: bool) -> None:
+def heard(context: Context, one: Stored, *, span: bool) -> Attempt:
     assert one.attempt is not None
     one.rollout, one.attempt = states.heard(one.rollout, one.attempt, context.now, span=span)
+    return one.attempt
 
 
 def write(context: Context, changed: Sequence[Stored]) -> None:
-    """Write rollouts back. Those to be retried go to the end of the queue."""
+    """Write rollouts back, and notify those that wait for the ones that have ended. Those to be retried go to the end
+    of the queue."""
     place: int | None = None
     for one in changed:
         if one.rollout.status not in states.QUEUED:
@@ -154,11 +151,6 @@ def write(context: Context, changed: Sequence[Stored]) -> None:
             one.queue = place = (context.tables.last_place() if place is None else place) + 1
             context.tables.events.queued += 1
     context.tables.save(changed)
-
-
-def write_ended(context: Context, changed: Sequence[Stored]) -> None:
-    """Write rollouts back, and notify those that wait for the ones that have ended."""
-    write(context, changed)
     context.tables.events.ended |= {one.rollout.rollout_id for one in changed if one.rollout.status in states.FINAL}
 
 

@@ -12,7 +12,6 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -31,7 +30,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
-"""Longest sleep of the watchdog: one of its own server's deadlines wakes it, another server's is noticed within it."""
+"""The watchdog's longest sleep: a deadline that is set meanwhile is noticed within it."""
 SWEEP_S = 60.0
 """How often old records are deleted."""
 REQUEST_MEMORY_S = 3600.0
@@ -176,9 +175,6 @@ class DatabaseStore(RolloutStore):
         self._retention = retention or Retention()
         self._clock = clock
         self._opened_at = 0.0
-        self._next_look = 0.0
-        self._earlier: asyncio.Event
-        """A deadline was set that is before the watchdog's next look."""
         self._tasks: list[asyncio.Task[None]] = []
         self.waiting = Waiting()
 
@@ -196,7 +192,6 @@ class DatabaseStore(RolloutStore):
             self._begin_watch()
 
     def _begin_watch(self) -> None:
-        self._earlier = asyncio.Event()
         self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._sweep())]
 
     async def __aenter__(self) -> DatabaseStore:
@@ -229,17 +224,13 @@ class DatabaseStore(RolloutStore):
     async def _transact(self, request: StoreRequest[Any], caller: StoreCaller | None) -> Any:
         durable = type(request) not in READING | REGAINED
 
-        def work(tables: Tables) -> tuple[Any, float | None]:
-            answer = carry_out(request, Context(tables, self._clock(), self._opened_at, caller))
-            return answer, tables.events.deadline
+        def work(tables: Tables) -> Any:
+            return carry_out(request, Context(tables, self._clock(), self._opened_at, caller))
 
         try:
-            answer, deadline = await self._database.transact(work, durable=durable)
+            return await self._database.transact(work, durable=durable)
         except AnsweredMeanwhile:
-            answer, deadline = await self._database.transact(work, durable=durable)
-        if deadline is not None and deadline < self._next_look:
-            self._earlier.set()
-        return answer
+            return await self._database.transact(work, durable=durable)
 
     async def _claim(self, request: ask.Claim, caller: StoreCaller | None) -> list[AttemptedRollout]:
         """Take rollouts from the queue; callers that wait get theirs in the order of their coming."""
@@ -305,17 +296,12 @@ class DatabaseStore(RolloutStore):
     async def _watch(self) -> None:
         while True:
             following: float | None = None
-            self._earlier.clear()
             try:
                 following = await self.expire_overdue()
             except StoreUnavailableError as error:
                 log.warning("the store's watchdog: %s", error)
-            now = self._clock()
-            left = WATCH_S if following is None else min(max(following - now, 0.01), WATCH_S)
-            self._next_look = now + left
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left):  # `wait_for` may swallow a cancellation that comes with the event
-                    await self._earlier.wait()
+            left = WATCH_S if following is None else min(max(following - self._clock(), 0.01), WATCH_S)
+            await asyncio.sleep(left)
 
     async def _sweep(self) -> None:
         while True:

@@ -17,7 +17,6 @@ from ajet.schema.span import Span
 from ajet.store import requests as ask
 from ajet.store import states
 from ajet.store.context import (
-    Attempts,
     Context,
     all_stored,
     answered,
@@ -26,11 +25,9 @@ from ajet.store.context import (
     find_attempt,
     heard,
     refer,
-    refuse_unknown,
     remember,
     stored,
     write,
-    write_ended,
     write_heard,
 )
 from ajet.store.records import (
@@ -43,7 +40,7 @@ from ajet.store.records import (
     Statistics,
     Worker,
 )
-from ajet.store.requests import AttemptRef, ConflictError, NewRollout, StoreRequest, UnknownIdError
+from ajet.store.requests import ConflictError, NewRollout, StoreRequest, UnknownIdError
 from ajet.store.rows import Stored
 
 EXPIRE_AT_ONCE = 500
@@ -95,19 +92,14 @@ def start_attempt(context: Context, request: ask.StartAttempt) -> AttemptedRollo
 def heartbeat(context: Context, request: ask.Heartbeat) -> list[Attempt]:
     known = refer(context, {(one.rollout_id, one.attempt_id) for one in request.attempts})
     for reference in request.attempts:
-        one, attempt = known[reference.rollout_id, reference.attempt_id]
+        key = reference.rollout_id, reference.attempt_id
+        one, attempt = known[key]
         if attempt is one.attempt:
-            heard(context, one, span=False)
+            known[key] = one, heard(context, one, span=False)
     write_heard(context, known)
     worker = context.tables.worker(request.worker_id)
     context.tables.save_worker(replace(worker, last_heartbeat_time=context.now, heartbeat_stats=request.stats))
-    return [_now(known, reference) for reference in request.attempts]
-
-
-def _now(known: Attempts, reference: AttemptRef) -> Attempt:
-    one, attempt = known[reference.rollout_id, reference.attempt_id]
-    latest = one.attempt
-    return latest if latest is not None and latest.attempt_id == attempt.attempt_id else attempt
+    return [known[reference.rollout_id, reference.attempt_id][1] for reference in request.attempts]
 
 
 def update_attempts(context: Context, request: ask.UpdateAttempts) -> list[Attempt]:
@@ -134,7 +126,7 @@ def update_attempts(context: Context, request: ask.UpdateAttempts) -> list[Attem
         answers.append(attempt)
     context.tables.save_attempt_bodies(bodies)
     context.tables.save_attempts([(one, cast(Attempt, one.attempt)) for one in changed.values()])
-    write_ended(context, list(changed.values()))
+    write(context, list(changed.values()))
     for worker_id in sorted(freed):
         context.tables.save_worker(states.idle(context.tables.worker(worker_id), context.now))
     return answers
@@ -175,7 +167,7 @@ def expire_overdue(context: Context) -> tuple[int, float | None]:
         if attempt.worker_id is not None:
             context.tables.save_worker(states.lost(context.tables.worker(attempt.worker_id)))
         changed.append(one)
-    write_ended(context, changed)
+    write(context, changed)
     return len(ids), context.tables.next_deadline()
 
 
@@ -268,12 +260,6 @@ def query_resources(context: Context, request: ask.QueryResources) -> Page[Resou
     return Page(items=found, total=total)
 
 
-def latest_resources_id(context: Context) -> str | None:
-    """The id of the resources that were published last."""
-    found = _versions(context)
-    return found[0].resources_id if found else None
-
-
 def refuse_unknown_resources(context: Context, resources_id: str) -> None:
     if not _versions(context, resources_id):
         raise UnknownIdError(f"no resources {resources_id!r} in this store: publish them first")
@@ -308,7 +294,8 @@ def start_rollout(context: Context, request: ask.StartRollout) -> AttemptedRollo
 
 
 def _new_rollouts(context: Context, wanted: Sequence[NewRollout]) -> list[Rollout]:
-    latest = latest_resources_id(context) if any(new.resources_id is None for new in wanted) else None
+    from_now = any(new.resources_id is None for new in wanted)
+    latest = next((one.resources_id for one in _versions(context)), None) if from_now else None
     for resources_id in {new.resources_id for new in wanted if new.resources_id is not None}:
         refuse_unknown_resources(context, resources_id)
     return [
@@ -337,7 +324,7 @@ def cancel(context: Context, request: ask.Cancel) -> list[Rollout]:
         if attempt is not None and attempt is not one.attempt:
             one.attempt = attempt
             context.tables.save_attempts([(one, attempt)])
-    write_ended(context, changed)
+    write(context, changed)
     return [found[rollout_id].rollout for rollout_id in request.rollout_ids]
 
 
@@ -363,7 +350,7 @@ def wait(context: Context, request: ask.Wait) -> list[AttemptedRollout]:
 
 def query_rollouts(context: Context, request: ask.QueryRollouts) -> Page[AttemptedRollout]:
     if request.rollout_ids is not None:
-        refuse_unknown(request.rollout_ids, context.tables.known(request.rollout_ids))
+        all_stored(context, request.rollout_ids, inputs=False)
     found, total = context.tables.query_rollouts(request)
     return Page(items=[attempted(one) for one in found], total=total)
 

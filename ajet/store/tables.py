@@ -6,7 +6,7 @@ out by value: every record that it returns is built anew from its row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -70,14 +70,6 @@ class Events:
     """Rollouts that were added to the queue."""
     ended: set[str] = field(default_factory=set)
     """Rollouts that have ended."""
-    deadline: float | None = None
-    """The earliest deadline that was set. Other servers of the same database notice it by their own clock."""
-
-    def set_deadline(self, found: float | None) -> float | None:
-        """Note a deadline, and return it."""
-        if found is not None and (self.deadline is None or found < self.deadline):
-            self.deadline = found
-        return found
 
     def __bool__(self) -> bool:
         return bool(self.queued or self.ended)
@@ -175,29 +167,25 @@ class Tables:
 
     def query_rollouts(self, query: QueryRollouts) -> tuple[list[Stored], int]:
         """The rows of one page, and how many there are on all pages."""
-        conditions, values = ["1 = 1"], list[Any]()
-        chosen = (("r.rollout_id", query.rollout_ids), ("r.status", query.status_in), ("r.mode", query.mode_in))
-        for column, wanted in chosen:
-            if wanted is not None:
-                conditions.append(f"{column} IN ({_marks(wanted)})" if wanted else "1 = 0")
-                values += [str(value) for value in wanted]
-        if query.id_contains:
-            conditions.append("r.rollout_id LIKE ? ESCAPE '\\'")
-            values.append(_containing(query.id_contains))
-        condition = " AND ".join(conditions)
+        among = {"r.rollout_id": query.rollout_ids, "r.status": query.status_in, "r.mode": query.mode_in}
         direction = "DESC" if query.descending else "ASC"
         order = f"{SORT[query.sort_by]} {direction}, r.number {direction}"
-        total = self._db.rows(f"SELECT count(*) FROM rollout r WHERE {condition}", values)[0][0]
-        sql = f"{BOTH} WHERE {condition} ORDER BY {order} LIMIT ? OFFSET ?"
-        return [stored_from(row) for row in self._db.rows(sql, (*values, query.limit, query.offset))], int(total)
+        where = _where(among, "r.rollout_id", query.id_contains)
+        rows, total = self._page(BOTH, "rollout r", where, order, query)
+        return [stored_from(row) for row in rows], total
 
-    def known(self, rollout_ids: Iterable[str]) -> set[str]:
-        """Return those of these ids that exist."""
-        found = set[str]()
-        for chunk in _chunks(sorted(set(rollout_ids))):
-            sql = f"SELECT rollout_id FROM rollout WHERE rollout_id IN ({_marks(chunk)})"
-            found.update(row[0] for row in self._db.rows(sql, chunk))
-        return found
+    def _page(
+        self,
+        select: str,
+        table: str,
+        where: tuple[str, Sequence[Any]],
+        order: str,
+        query: QueryRollouts | QueryResources | QueryWorkers,
+    ) -> tuple[list[Row], int]:
+        condition, values = where
+        total = self._db.rows(f"SELECT count(*) FROM {table} WHERE {condition}", values)[0][0]
+        sql = f"{select} WHERE {condition} ORDER BY {order} LIMIT ? OFFSET ?"
+        return self._db.rows(sql, (*values, query.limit, query.offset)), int(total)
 
     # ------------------------------------------------------------ attempts
 
@@ -216,7 +204,7 @@ class Tables:
                     attempt.start_time,
                     attempt.end_time,
                     attempt.last_heartbeat_time,
-                    self.events.set_deadline(deadline(one.rollout.config, attempt)),
+                    deadline(one.rollout.config, attempt),
                     encode(AttemptBody(attempt.metadata, attempt.result)),
                 )
                 for one, attempt in begun
@@ -240,7 +228,7 @@ class Tables:
                     str(attempt.status),
                     attempt.end_time,
                     attempt.last_heartbeat_time,
-                    self.events.set_deadline(deadline(one.rollout.config, attempt, listening_since)),
+                    deadline(one.rollout.config, attempt, listening_since),
                     one.number,
                     attempt.sequence_id,
                 )
@@ -311,18 +299,10 @@ class Tables:
 
     def query_resources(self, query: QueryResources) -> tuple[list[Resources], int]:
         """Return one page, the newest first, and how many there are on all pages."""
-        conditions, values = ["1 = 1"], list[Any]()
-        for column, wanted in (("resources_id", query.resources_id), ("version", query.version)):
-            if wanted is not None:
-                conditions.append(f"{column} = ?")
-                values.append(wanted)
-        condition = " AND ".join(conditions)
-        total = self._db.rows(f"SELECT count(*) FROM resources WHERE {condition}", values)[0][0]
-        rows = self._db.rows(
-            "SELECT resources_id, version, create_time, update_time, body FROM resources "
-            f"WHERE {condition} ORDER BY number DESC LIMIT ? OFFSET ?",
-            (*values, query.limit, query.offset),
-        )
+        wanted = {"resources_id": query.resources_id, "version": query.version}
+        where = _where({column: None if value is None else [value] for column, value in wanted.items()})
+        select = "SELECT resources_id, version, create_time, update_time, body FROM resources"
+        rows, total = self._page(select, "resources", where, "number DESC", query)
         found = [
             Resources(
                 resources_id=row[0],
@@ -333,7 +313,7 @@ class Tables:
             )
             for row in rows
         ]
-        return found, int(total)
+        return found, total
 
     # ------------------------------------------------------------ workers
 
@@ -351,20 +331,9 @@ class Tables:
 
     def query_workers(self, query: QueryWorkers) -> tuple[list[Worker], int]:
         """Return one page, by id, and how many there are on all pages."""
-        conditions, values = ["1 = 1"], list[Any]()
-        if query.status_in is not None:
-            conditions.append(f"status IN ({_marks(query.status_in)})" if query.status_in else "1 = 0")
-            values += [str(status) for status in query.status_in]
-        if query.id_contains:
-            conditions.append("worker_id LIKE ? ESCAPE '\\'")
-            values.append(_containing(query.id_contains))
-        condition = " AND ".join(conditions)
-        total = self._db.rows(f"SELECT count(*) FROM worker WHERE {condition}", values)[0][0]
-        rows = self._db.rows(
-            f"SELECT body FROM worker WHERE {condition} ORDER BY worker_id LIMIT ? OFFSET ?",
-            (*values, query.limit, query.offset),
-        )
-        return [_decode_worker(bytes(row[0])) for row in rows], int(total)
+        where = _where({"status": query.status_in}, "worker_id", query.id_contains)
+        rows, total = self._page("SELECT body FROM worker", "worker", where, "worker_id", query)
+        return [_decode_worker(bytes(row[0])) for row in rows], total
 
     # ------------------------------------------------------------ requests that were answered
 
@@ -423,6 +392,17 @@ def _chunks(values: list[str]) -> Iterator[list[str]]:
         yield values[start : start + MAX_MARKS]
 
 
-def _containing(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    return f"%{escaped}%"
+def _where(
+    among: Mapping[str, Sequence[Any] | None], searched: str = "", contains: str = ""
+) -> tuple[str, Sequence[Any]]:
+    """The condition that each column is among these values (None: any will do), and that one contains a text."""
+    conditions, values = ["1 = 1"], list[Any]()
+    for column, wanted in among.items():
+        if wanted is not None:
+            conditions.append(f"{column} IN ({_marks(wanted)})" if wanted else "1 = 0")
+            values += [value if type(value) is int else str(value) for value in wanted]
+    if contains:
+        escaped = contains.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+        conditions.append(f"{searched} LIKE ? ESCAPE '\\'")
+        values.append(f"%{escaped}%")
+    return " AND ".join(conditions), values

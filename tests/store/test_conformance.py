@@ -478,20 +478,6 @@ def test_spans_beyond_one_request_are_added(kind: Opener, monkeypatch: pytest.Mo
     kind.run(test)
 
 
-def test_a_new_deadline_wakes_the_watchdog(kind: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ajet.store.database_store.WATCH_S", 3600.0)
-
-    async def test(store: RolloutStore) -> None:
-        rollout = await store.enqueue_one(1, config=RolloutConfig(timeout_seconds=0.2))
-        await asyncio.sleep(0.05)  # the watchdog has nothing to do for an hour
-        await claim_one(store)
-        (ended,) = await store.wait([rollout.rollout_id], timeout=30)
-        assert ended.attempt is not None
-        assert (ended.rollout.status, ended.attempt.status) == ("failed", "timeout")
-
-    kind.run(test)
-
-
 def test_what_is_no_data_is_refused(kind: Opener) -> None:
     endless: list[Any] = []
     endless.append(endless)
