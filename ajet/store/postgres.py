@@ -35,8 +35,8 @@ TYPES = {
 CONNECTIONS = 8
 """Transactions at a time."""
 CHANNEL = "ajet_store"
-MAX_NOTICE_BYTES = 7000
-"""PostgreSQL takes less than 8,000 in one notice."""
+IDS_IN_NOTICE = 200
+"""PostgreSQL takes less than 8,000 bytes in one notice, and an id has 23."""
 MIGRATION_LOCK = 0x616A6574
 """Key of the advisory lock under which tables are made: two servers may start at the same moment."""
 RECONNECT_S = 1.0
@@ -190,19 +190,13 @@ class PostgresDatabase:
 
 
 def _notices(events: Events) -> list[str]:
-    """Split the events into as few notices as fit PostgreSQL's limit."""
-    if not events:
-        return []
-    notices, batch, size = [], list[str](), 0
-    queued = events.queued
-    for rollout_id in sorted(events.ended):
-        if size + len(rollout_id) + 3 > MAX_NOTICE_BYTES:
-            notices.append(json.dumps([queued, batch]))
-            queued, batch, size = 0, [], 0
-        batch.append(rollout_id)
-        size += len(rollout_id) + 4
-    notices.append(json.dumps([queued, batch]))
-    return notices
+    """The events, in as few notices as fit PostgreSQL's limit."""
+    ended = sorted(events.ended)
+    batches = [ended[start : start + IDS_IN_NOTICE] for start in range(0, len(ended), IDS_IN_NOTICE)]
+    if events.queued or batches:
+        first, *others = batches or [[]]
+        return [json.dumps([events.queued, first]), *(json.dumps([0, batch]) for batch in others)]
+    return []
 
 
 def _own_marks(sql: str) -> str:

@@ -1,4 +1,4 @@
-"""`StoreServer`: a store over HTTP, which takes OTLP, too, and `AccessKeys`, who may ask it for what.
+"""`StoreServer`: a store over HTTP, which takes OTLP, too, and its keys: who may ask it for what.
 
 `await start(host, port)`, then `url`; `await aclose()` at the end. The caller opens and closes the store. Keys are kept
 in the store's own tables: `issue`, `accept`, `rotate` and `revoke` change them.
@@ -100,30 +100,17 @@ class AccessKey:
     expires: float | None
 
 
-class AccessKeys:
-    """The keys of one store, as last read from its tables."""
+def caller_of(key: str, keys: Mapping[str, AccessKey]) -> StoreCaller:
+    """The caller that has this key, among those known by their digests. Raises KeyRefusedError.
 
-    def __init__(self) -> None:
-        self._by_digest: dict[str, AccessKey] = {}
-
-    def read(self, rows: Iterable[Row]) -> None:
-        """Replace them by what `Tables.access_keys` found."""
-        self._by_digest = {row[1]: _key(row) for row in rows}
-
-    def __len__(self) -> int:
-        return len(self._by_digest)
-
-    def caller(self, key: str) -> StoreCaller:
-        """The caller that has this key. Raises KeyRefusedError.
-
-        Keys are looked up by their digest, so the time that it takes says nothing about a key.
-        """
-        found = self._by_digest.get(_digest(key))
-        if found is None:
-            raise KeyRefusedError("not a key of this store, or it was revoked: see `ajet store keys list`")
-        if found.expires is not None and found.expires <= time.time():
-            raise KeyRefusedError(f"the key {found.name!r} has expired: make one with `ajet store keys rotate`")
-        return StoreCaller(found.name, found.roles)
+    Keys are looked up by their digest, so the time that it takes says nothing about a key.
+    """
+    found = keys.get(_digest(key))
+    if found is None:
+        raise KeyRefusedError("not a key of this store, or it was revoked: see `ajet store keys list`")
+    if not _alive(found):
+        raise KeyRefusedError(f"the key {found.name!r} has expired: make one with `ajet store keys rotate`")
+    return StoreCaller(found.name, found.roles)
 
 
 def issue(tables: Tables, name: str, roles: Iterable[Role], valid_seconds: float | None = None) -> str:
@@ -249,7 +236,8 @@ class StoreServer:
         """`extensions`: what else keys of runners may ask, by its path below `/v1/runner/`."""
         self._store = store
         self._extensions = {EXTENSION_PREFIX + name: answer for name, answer in (extensions or {}).items()}
-        self._keys = AccessKeys()
+        self._keys: dict[str, AccessKey] = {}
+        """By their digests, as last read from the store's tables."""
         self._server = HttpServer(self, limits, tls)
         self._reader: asyncio.Task[None] | None = None
 
@@ -276,7 +264,8 @@ class StoreServer:
 
     async def read_keys(self) -> None:
         """Learn of new and revoked keys at once."""
-        self._keys.read(await self._store.tables(lambda tables: tables.access_keys()))
+        rows = await self._store.tables(lambda tables: tables.access_keys())
+        self._keys = {row[1]: _key(row) for row in rows}
 
     async def _keep_reading_keys(self) -> None:
         while True:
@@ -315,7 +304,7 @@ class StoreServer:
                 f"this store speaks protocol {PROTOCOL} (ajet {__version__}), the client "
                 f"{spoken.decode('latin-1')[:20]}: install the same version of ajet on both sides"
             )
-        caller = self._keys.caller(presented_key(request))
+        caller = caller_of(presented_key(request), self._keys)
         if route is not None:
             _check_role(caller, route.operation)
         if extension is not None and Role.RUNNER not in caller.roles:
