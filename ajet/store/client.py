@@ -28,26 +28,24 @@ import msgspec
 from ajet.store import requests as ask
 from ajet.store.records import ProtocolInfo
 from ajet.store.requests import (
+    BATCH_PATH,
     OPERATION_OF,
+    PATH_PREFIX,
     PROTOCOL,
+    PROTOCOL_HEADER,
     SMALL,
+    BatchItem,
+    BatchOutcome,
+    ErrorAnswer,
     KeyRefusedError,
     ProtocolMismatchError,
     StoreError,
     StoreRequest,
     StoreUnavailableError,
+    as_json,
     error_of,
 )
 from ajet.store.rollout_store import RolloutStore
-from ajet.store.wire import (
-    BATCH_PATH,
-    PATH_PREFIX,
-    PROTOCOL_HEADER,
-    BatchItem,
-    BatchOutcome,
-    ErrorAnswer,
-    as_json,
-)
 from ajet.system.http_client import AnswerTooLargeError, BoundedClient
 from ajet.system.http_messages import PREFIX
 

@@ -20,11 +20,10 @@ from ajet.store import requests as ask
 from ajet.store.context import AnsweredMeanwhile, Context, StoreCaller
 from ajet.store.operations import DELETE_AT_ONCE, EXPIRE_AT_ONCE, carry_out, delete_old, expire_overdue
 from ajet.store.records import AttemptedRollout
-from ajet.store.requests import READING, REGAINED, StoreRequest, StoreUnavailableError
+from ajet.store.requests import READING, REGAINED, StoreRequest, StoreUnavailableError, checked_copy
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.sqlite import SqliteDatabase
 from ajet.store.tables import Events, Tables
-from ajet.store.wire import checked_copy
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

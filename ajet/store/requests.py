@@ -1,14 +1,19 @@
-"""Every request to a store, as data, who may send it, and the errors that answer it.
+"""Every request to a store: as data and as bytes, who may send it, and the errors that answer it.
 
 `RolloutStore`'s methods make them; `ajet/store/operations.py` carries them out. A `request_id` makes a request
-idempotent: the store remembers it, and answers the second one like the first.
+idempotent: the store remembers it, and answers the second one like the first. What JSON has no word for is refused
+before it leaves this process.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from enum import StrEnum
+from functools import cache
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from ajet.schema.errors import UserError
@@ -19,6 +24,7 @@ from ajet.store.records import (
     Json,
     Mode,
     Page,
+    ProtocolInfo,
     Resources,
     Rollout,
     RolloutConfig,
@@ -211,8 +217,6 @@ class StoreOperation(NamedTuple):
     answer: Any
     roles: frozenset[Role]
     summary: str
-    runner_owns: bool = False
-    """Runners may send it about rollouts that they have claimed."""
 
 
 _WRITE = frozenset({Role.WRITER})
@@ -229,12 +233,12 @@ OPERATIONS = (
     StoreOperation("rollouts/wait", Wait, list[AttemptedRollout], _READ, "Wait until all of these have ended."),
     StoreOperation("rollouts/query", QueryRollouts, Page[AttemptedRollout], _READ, "Rollouts with their last attempt."),
     StoreOperation("attempts/start", StartAttempt, AttemptedRollout, _WRITE, "Start another attempt by hand."),
-    StoreOperation("attempts/heartbeat", Heartbeat, list[Attempt], _RUN, "Say that these attempts are alive.", True),
-    StoreOperation("attempts/update", UpdateAttempts, list[Attempt], _RUN, "Report how attempts ended.", True),
-    StoreOperation("attempts/query", QueryAttempts, list[Attempt], _SEE, "All attempts at a rollout.", True),
-    StoreOperation("spans/add", AddSpans, int, _RUN, "Add spans. Those already known are not added again.", True),
-    StoreOperation("spans/sequence", NextSequenceIds, list[int], _RUN, "Reserve numbers for spans.", True),
-    StoreOperation("spans/query", QuerySpans, Page[Span], _SEE, "A rollout's spans in their order.", True),
+    StoreOperation("attempts/heartbeat", Heartbeat, list[Attempt], _RUN, "Say that these attempts are alive."),
+    StoreOperation("attempts/update", UpdateAttempts, list[Attempt], _RUN, "Report how attempts ended."),
+    StoreOperation("attempts/query", QueryAttempts, list[Attempt], _SEE, "All attempts at a rollout."),
+    StoreOperation("spans/add", AddSpans, int, _RUN, "Add spans. Those already known are not added again."),
+    StoreOperation("spans/sequence", NextSequenceIds, list[int], _RUN, "Reserve numbers for spans."),
+    StoreOperation("spans/query", QuerySpans, Page[Span], _SEE, "A rollout's spans in their order."),
     StoreOperation("resources/publish", PublishResources, Resources, _WRITE, "Add a version of resources."),
     StoreOperation("resources/query", QueryResources, Page[Resources], _SEE, "Versions of resources, newest first."),
     StoreOperation("workers/query", QueryWorkers, Page[Worker], _READ, "Workers and what they do."),
@@ -306,3 +310,141 @@ def error_of(code: str, message: str) -> StoreError:
     """Make the error that a store answered with."""
     kinds = {kind.code: kind for kind in StoreError.__subclasses__()}
     return kinds.get(code, StoreError)(message)
+
+
+# ------------------------------------------------------------ as bytes
+
+PATH_PREFIX = "/v1/store/"
+PROTOCOL_HEADER = "x-ajet-protocol"
+BATCH_PATH = PATH_PREFIX + "batch"
+_REFUSED = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, NotImplementedError, RecursionError)
+
+_encode = msgspec.msgpack.Encoder(enc_hook=lambda value: _plain(value)).encode
+_encode_json = msgspec.json.Encoder(enc_hook=lambda value: _plain(value)).encode
+_DECODERS: dict[type[StoreRequest[Any]], Any] = {
+    operation.request: msgspec.msgpack.Decoder(operation.request).decode for operation in OPERATIONS
+}
+_NOT_FINITE = re.compile(b"\xcb[\x7f\xff]")
+"""How NaN, infinities and the very largest numbers begin in msgpack. Other bytes may look so, too."""
+
+
+def checked_copy(request: StoreRequest[T]) -> StoreRequest[T]:
+    """Return the request as a store would get it over HTTP. Raises a StoreError if it isn't valid."""
+    kind = type(request)
+    try:
+        data = _encode(request)
+        copy: StoreRequest[T] = _DECODERS[kind](data)
+    except _REFUSED as error:
+        raise StoreError(f"{kind.__name__}: {error}") from None
+    _check_finite(data, kind.__name__)
+    return copy
+
+
+def as_json(request: StoreRequest[Any]) -> bytes:
+    """Encode a request for HTTP. The server checks the rest."""
+    kind = type(request)
+    try:
+        _check_finite(_encode(request), kind.__name__)
+        return _encode_json(request)
+    except _REFUSED as error:
+        raise StoreError(f"{kind.__name__}: {error}") from None
+
+
+def _check_finite(data: bytes, where: str) -> None:
+    if _NOT_FINITE.search(data):
+        _refuse_not_finite(msgspec.msgpack.decode(data), where)
+
+
+def _refuse_not_finite(value: Any, where: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise StoreError(f"{where} is {value}: a store keeps finite numbers only")
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _refuse_not_finite(inner, f"{where}.{name}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            _refuse_not_finite(inner, f"{where}[{index}]")
+
+
+def _plain(value: Any) -> Any:
+    """Turn values of numpy and torch, and pydantic models, into data."""
+    for method in ("tolist", "model_dump"):
+        if callable(found := getattr(value, method, None)):
+            return found()
+    raise NotImplementedError(f"{type(value).__name__} is not data that a store can keep")
+
+
+class ErrorDetail(msgspec.Struct):
+    code: str
+    message: str
+
+
+class ErrorAnswer(msgspec.Struct):
+    """The body of every error."""
+
+    error: ErrorDetail
+
+
+class BatchItem(msgspec.Struct):
+    """One of several small requests that come together."""
+
+    request: str
+    """Its path below `/v1/store/`."""
+    body: msgspec.Raw
+
+
+class BatchOutcome(msgspec.Struct, omit_defaults=True):
+    """What became of it: an answer, or an error."""
+
+    answer: msgspec.Raw = msgspec.Raw(b"null")
+    error: ErrorDetail | None = None
+
+
+@cache
+def document() -> bytes:
+    """The OpenAPI document, as JSON."""
+    types: list[Any] = [ErrorAnswer, ProtocolInfo]
+    for operation in OPERATIONS:
+        types += [operation.request, operation.answer]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    error, info, *pairs = schemas
+    paths: dict[str, Any] = {
+        "/healthz": {"get": _description("Whether the server is up.", None, {"type": "object"}, error)},
+        "/v1/store": {"get": _description("The server's version, and what the key may do.", None, info, error)},
+    }
+    item = {"properties": {"request": {"type": "string"}, "body": {}}, "required": ["request", "body"]}
+    outcome = {"properties": {"answer": {}, "error": {"$ref": "#/components/schemas/ErrorDetail"}}}
+    items, outcomes = ({"type": "array", "items": {"type": "object", **one}} for one in (item, outcome))
+    together = _description("Several small requests, each with its own outcome.", items, outcomes, error)
+    paths[BATCH_PATH] = {"post": together}
+    for index, operation in enumerate(OPERATIONS):
+        request, answer = pairs[2 * index : 2 * index + 2]
+        paths[PATH_PREFIX + operation.path] = {
+            "post": {
+                "operationId": operation.request.__name__,
+                "description": f"For keys of: {', '.join(sorted(operation.roles))}.",
+                **_description(operation.summary, request, answer, error),
+            }
+        }
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "AgentJet rollout store", "version": str(PROTOCOL)},
+            "security": [{"key": []}],
+            "paths": paths,
+            "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        }
+    )
+
+
+def _description(summary: str, request: Any, answer: Any, error: Any) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "summary": summary,
+        "responses": {
+            "200": {"description": "Done.", "content": {"application/json": {"schema": answer}}},
+            "default": {"description": "Refused.", "content": {"application/json": {"schema": error}}},
+        },
+    }
+    if request is not None:
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": request}}}
+    return described

@@ -29,11 +29,17 @@ from ajet.store.context import StoreCaller
 from ajet.store.database_store import DatabaseStore
 from ajet.store.records import ProtocolInfo
 from ajet.store.requests import (
+    BATCH_PATH,
     MAX_BATCH,
     OPERATIONS,
+    PATH_PREFIX,
     PROTOCOL,
+    PROTOCOL_HEADER,
     SMALL,
     AddSpans,
+    BatchItem,
+    BatchOutcome,
+    ErrorDetail,
     KeyRefusedError,
     NotAllowedError,
     ProtocolMismatchError,
@@ -42,20 +48,12 @@ from ajet.store.requests import (
     StoreOperation,
     StoreUnavailableError,
     UnknownIdError,
+    checked_copy,
+    document,
 )
 from ajet.store.rows import VERSIONS, Row
 from ajet.store.sqlite import SqliteConnection
 from ajet.store.tables import Tables
-from ajet.store.wire import (
-    BATCH_PATH,
-    PATH_PREFIX,
-    PROTOCOL_HEADER,
-    BatchItem,
-    BatchOutcome,
-    ErrorDetail,
-    checked_copy,
-    document,
-)
 from ajet.system.http_messages import (
     PREFIX,
     Answer,
