@@ -167,7 +167,11 @@ class Tables:
 
     def query_rollouts(self, query: QueryRollouts) -> tuple[list[Stored], int]:
         """The rows of one page, and how many there are on all pages."""
-        among = {"r.rollout_id": query.rollout_ids, "r.status": query.status_in, "r.mode": query.mode_in}
+        among: dict[str, Sequence[Any] | None] = {
+            "r.rollout_id": query.rollout_ids,
+            "r.status": query.status_in,
+            "r.mode": query.mode_in,
+        }
         direction = "DESC" if query.descending else "ASC"
         order = f"{SORT[query.sort_by]} {direction}, r.number {direction}"
         where = _where(among, "r.rollout_id", query.id_contains)
