@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ajet.gateway import protocol
 from ajet.gateway.chat import CallPiece, ReplyDelta
-from ajet.gateway.openai_chat import MAX_STOPS, unreadable_call
+from ajet.gateway.openai_chat import MAX_STOPS, read_tool_choice, unreadable_call
 from ajet.gateway.protocol import BadField, Caller, Event, ReplyStream, of_type, read_model, refuse_unsupported
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Sampling, Tool
 from ajet.schema.errors import ModelCallError, UnsupportedContentError
@@ -173,21 +173,12 @@ def _tools(values: list[Any]) -> list[Tool]:
 
 
 def _tool_choice(value: Any, tools: list[Tool]) -> Literal["auto", "none", "required"] | Tool:
-    if value is None:
-        return "auto"
     choice = value.get("type") if isinstance(value, dict) else None
-    if choice in ("auto", "none"):
-        return "auto" if choice == "auto" else "none"
-    if choice == "any" and tools:
-        return "required"
     if choice == "tool":
-        name = protocol.text(value, "name")
-        if name in {tool["function"]["name"] for tool in tools}:
-            return {"type": "function", "function": {"name": name}}
-        raise BadField("tool_choice", f"tool_choice names {name!r:.60}, which is not among the tools")
-    raise BadField(
-        "tool_choice", 'tool_choice must be {"type": "auto" | "any" | "tool" | "none"}, and needs tools to choose from'
-    )
+        return read_tool_choice({"name": value.get("name")}, tools).choice
+    if value is None or choice in ("auto", "any", "none"):
+        return read_tool_choice(choice, tools).choice
+    raise BadField("tool_choice", 'tool_choice must be {"type": "auto" | "any" | "tool" | "none"}')
 
 
 # ---------------------------------------------------------------- the answer

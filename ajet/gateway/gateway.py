@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.endpoints import (
@@ -95,6 +96,19 @@ class RunningCalls:
     places: asyncio.Semaphore
     count: int = 0
 
+    async def enter(self) -> None:
+        """Wait for a place."""
+        self.count += 1
+        try:
+            await self.places.acquire()
+        except BaseException:
+            self.count -= 1
+            raise
+
+    def leave(self) -> None:
+        self.places.release()
+        self.count -= 1
+
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
@@ -169,7 +183,7 @@ class Gateway:
         self._callers: dict[str, Caller] = {}
         """What each key gives access to, by its id."""
         self._registrations: dict[EpisodeSession, _Registration] = {}
-        self._calls: dict[EpisodeSession, RunningCalls] = {}
+        self._calls: WeakKeyDictionary[EpisodeSession, RunningCalls] = WeakKeyDictionary()
         self.external: EpisodeOpener | None = None
         """Begins episodes for external programs; None: the gateway accepts none."""
         self._server = HttpServer(self, self.settings.limits, self.settings.tls)
@@ -307,23 +321,24 @@ class Gateway:
         if calls.count >= MOST_CALLS:
             busy = EngineOverloadedError(f"this episode already has {calls.count} requests here: try again later")
             return error_answer(busy, request.path)
-        calls.count += 1
+        await calls.enter()
         streaming = False
-        try:
-            await calls.places.acquire()
-        except BaseException:
-            self._forget(caller.session)
-            raise
         try:
             kind = request.headers.get(b"content-type", b"").decode("latin-1")
             reply = await answer(request.method, request.path, request.body, caller, kind)
-            if not isinstance(reply.body, bytes):
-                streaming = True
-                self._leave_when_closed(reply, caller.session)
-            return reply
+            streaming = not isinstance(reply.body, bytes)
         finally:
             if not streaming:
-                self._leave(caller.session)
+                calls.leave()
+        if streaming:  # it counts as a request until it ends
+            close = reply.close
+
+            def closed() -> None:
+                close()
+                calls.leave()
+
+            reply.close = closed
+        return reply
 
     def _known_as(self, request: HttpRequest) -> str:
         """Where the sender of a request finds this gateway: if it listens on every address, by the name in use."""
@@ -331,26 +346,6 @@ class Gateway:
         if self.settings.host not in ANY_HOST or not HOST.fullmatch(host):
             return self.base_url
         return f"{self._server.address.scheme}://{host}/v1"
-
-    def _leave(self, session: EpisodeSession) -> None:
-        self._calls[session].places.release()
-        self._forget(session)
-
-    def _forget(self, session: EpisodeSession) -> None:
-        calls = self._calls[session]
-        calls.count -= 1
-        if not calls.count:
-            del self._calls[session]
-
-    def _leave_when_closed(self, reply: Answer, session: EpisodeSession) -> None:
-        """A stream counts as a request until it ends."""
-        close = reply.close
-
-        def closed() -> None:
-            close()
-            self._leave(session)
-
-        reply.close = closed
 
     def refuse(self, request: HttpRequest, status: int, code: str, message: str) -> Answer:
         kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"

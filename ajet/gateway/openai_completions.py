@@ -59,13 +59,13 @@ async def completions(body: dict[str, Any], caller: Caller) -> Answer:
         include_usage = protocol.flag(protocol.mapping(body, "stream_options"), "include_usage")
         write = partial(_choice, session=caller.session, logprobs=logprobs, token_ids=token_ids)
         return event_stream(_chunks(asked.name, include_usage, write, stream, first), stream.close)
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_complete(request, caller.session)) for request in requests]
-    results = [task.result() for task in tasks]
+    completed = (caller.session.complete(request) for request in requests)
+    results = await asyncio.gather(*completed, return_exceptions=True)  # an error waits for the others
+    replies: list[ChatReply] = []
     for result in results:
-        if isinstance(result, ModelCallError):
+        if isinstance(result, BaseException):
             raise result
-    replies = [reply for result in results if isinstance(result, list) for reply in result]
+        replies += result
     answer = {
         **_head(replies[0].call_id, asked.name),
         "choices": [
@@ -74,14 +74,6 @@ async def completions(body: dict[str, Any], caller: Caller) -> Answer:
         "usage": _usage(replies, choices),
     }
     return json_answer(answer)
-
-
-async def _complete(request: ChatRequest, session: EpisodeSession) -> list[ChatReply] | ModelCallError:
-    """Complete one of several prompts. An error is returned, because the task group would raise it wrapped."""
-    try:
-        return await session.complete(request)
-    except ModelCallError as error:
-        return error
 
 
 async def _prompts(prompt: Any, session: EpisodeSession) -> list[list[int]]:

@@ -244,7 +244,7 @@ def test_more_at_once_than_run_wait_for_their_turn(monkeypatch: pytest.MonkeyPat
             assert len(engine.requests) == 4 and engine.gate is not None
             engine.gate.set()
             assert [reply.status for reply in await asyncio.gather(*running, *waiting)] == [200] * 6
-            assert not here.gateway._calls
+            assert here.gateway._calls[here.session].count == 0
 
     asyncio.run(run())
 

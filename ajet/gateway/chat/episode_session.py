@@ -209,12 +209,11 @@ class EpisodeSession:
         self.check_open()
         self.tracker.reward(value, call=call, agent=agent, replace=replace)
 
-    def add_spans(self, spans: Sequence[Span], *, rewards_count: bool) -> int:
-        """Keep spans with the episode; returns how many. A reward among them is the episode's, or that of the call it
+    def add_spans(self, spans: Sequence[Span], *, rewards_count: bool) -> None:
+        """Keep spans with the episode. A reward among them is the episode's, or that of the call it
         names, as by `reward`, if its sender may give rewards. Once the episode is over, they are dropped."""
         if self.closed:
-            return 0
-        kept = 0
+            return
         for span in map(with_valid_reward, spans) if rewards_count else spans:
             if (reward := reward_of(span)) is not None:
                 why = "it was sent without the control key"
@@ -227,8 +226,7 @@ class EpisodeSession:
                     log.warning("episode %s: an emitted reward doesn't count: %s", self.episode_id, error)
                 if why:
                     span = replace(span, attributes={**span.attributes, NOT_COUNTED: why})
-            kept += self.spans.add(span)
-        return kept
+            self.spans.add(span)
 
     # ------------------------------------------------------------ closing
 

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,14 +39,16 @@ _decided = attrgetter(
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed")
 )
 """The parameters that the YAML decides while training."""
-_warned: set[str] = set()
 
 
-def _warn_once(message: str, *args: object) -> None:
-    """Log a warning only the first time, as it would apply to thousands of calls."""
-    if message not in _warned:
-        _warned.add(message)
-        log.warning(message, *args)
+@cache
+def _warn_once(temperature: float, top_p: float, top_k: int) -> None:
+    """Thousands of calls may ask for another sampling."""
+    log.warning(
+        "While training, the YAML decides the sampling (temperature %s, top_p %s, top_k %s, no penalties, our own "
+        "seeds); what a client asks for instead is ignored.",
+        *(temperature, top_p, top_k),
+    )
 
 
 class SeedKey(NamedTuple):
@@ -174,13 +176,7 @@ class SessionSettings:
             ignore_eos=asked.ignore_eos,
         )
         if _decided(asked) != (self.temperature, self.top_p, self.top_k, 0.0, 0.0, 0.0, 1.0, None):
-            _warn_once(
-                "While training, the YAML decides the sampling (temperature %s, top_p %s, top_k %s, no penalties, our "
-                "own seeds); what a client asks for instead is ignored.",
-                self.temperature,
-                self.top_p,
-                self.top_k,
-            )
+            _warn_once(self.temperature, self.top_p, self.top_k)
         return ours
 
 

@@ -37,12 +37,12 @@ class SpanLog:
         """How many more spans can be kept, at most."""
         return MAX_SPANS - len(self.spans) if self._bytes < MAX_BYTES else 0
 
-    def add(self, span: Span) -> bool:
-        """Keep a span, as this episode's, under its next number. False: there is no room for it, or it is known.
+    def add(self, span: Span) -> None:
+        """Keep a span, as this episode's, under its next number, unless there is no room for it, or it is known.
 
         A sender repeats what was not acknowledged."""
         if (span.trace_id, span.span_id) in self._known:
-            return False
+            return
         span = replace(
             bounded(span),
             rollout_id=self._episode_id.partition(".")[0],
@@ -52,11 +52,10 @@ class SpanLog:
         size = len(msgspec.json.encode(span))
         if not self.room or self._bytes + size > MAX_BYTES:
             self.leave_out(1)
-            return False
+            return
         self._known.add((span.trace_id, span.span_id))
         self._bytes += size
         self.spans.append(span)
-        return True
 
     def leave_out(self, count: int) -> None:
         """Count spans that were refused."""
