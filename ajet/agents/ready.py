@@ -12,9 +12,9 @@ from ajet.agents.model_function import Message
 from ajet.agents.run import AgentNameTakenError, AgentRun, AgentSettingsError
 from ajet.agents.task_tests import ResultAs, bring_files, judge_by_tests, run_command, said
 from ajet.agents.tools import make_tools
-from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError, ToolSource
+from ajet.agents.tools.bash import need_sandbox
+from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSource
 from ajet.config.kinds import AGENTS, load, nearest_name, no_option
-from ajet.environment.sandboxes import Sandbox
 from ajet.schema.user_code import ARROW, load_symbol
 
 
@@ -45,6 +45,7 @@ class ToolAgent(Agent):
 
 
 TOOLS = ("bash", "file_editor", "search")
+CODING = "a coding agent"
 
 
 class RunTests(StatelessTool):
@@ -61,7 +62,7 @@ class RunTests(StatelessTool):
         self._ends_episode = ends_episode
 
     async def run(self, arguments: Arguments, context: ToolContext) -> ToolResult:
-        result = await run_command(sandbox_of(context), self._command)
+        result = await run_command(need_sandbox(context, CODING), self._command)
         passed = result.exit_code == 0
         return ToolResult(
             said(result), success=passed, data={"exit_code": result.exit_code},
@@ -109,7 +110,7 @@ class CodingAgent(Agent):
         return [*self.tools, RunTests(command, self.stop_when_tests_pass)] if command else self.tools
 
     async def begin(self, run: AgentRun, messages: Sequence[Message]) -> None:
-        sandbox = sandbox_of(run.context)
+        sandbox = need_sandbox(run.context, CODING)
         await bring_files(sandbox, _metadata(run.context), self.base_dirs)
         await super().begin(run, messages)
 
@@ -117,7 +118,7 @@ class CodingAgent(Agent):
         attempts = run.state["attempts"] = run.state.get("attempts", 0) + 1
         command = self._command(run.context)
         if command and attempts < self.max_attempts:
-            result = await run_command(sandbox_of(run.context), command)
+            result = await run_command(need_sandbox(run.context, CODING), command)
             if result.exit_code != 0:
                 self.tell(run, f"The tests do not pass yet:\n{said(result)}")
                 return
@@ -129,7 +130,7 @@ class CodingAgent(Agent):
         if not command:
             return
         verdict = await judge_by_tests(
-            sandbox_of(run.context),
+            need_sandbox(run.context, CODING),
             _metadata(run.context),
             command,
             result_as=self.result_as,
@@ -146,16 +147,6 @@ class CodingAgent(Agent):
 def _metadata(context: ToolContext) -> Mapping[str, Any]:
     task = getattr(context.workflow_task, "task", None)
     return {} if task is None else task.metadata
-
-
-def sandbox_of(context: ToolContext) -> Sandbox:
-    """The sandbox, without which there are no files to work on."""
-    if context.sandbox is None:
-        raise ToolSetupError(
-            "a coding agent needs a sandbox: set ajet.rollout.sandbox, or --sandbox (bubblewrap, …), or give "
-            "run_trajectory a context=ToolContext(sandbox=…)"
-        )
-    return context.sandbox
 
 
 AgentClass = TypeVar("AgentClass", bound=type[Agent])

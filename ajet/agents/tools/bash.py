@@ -76,17 +76,17 @@ class Bash:
         self._on_output = on_output
 
     async def open(self, context: ToolContext) -> OpenTool:
-        sandbox = need_sandbox(context, self.name)
+        sandbox = need_sandbox(context, f"tool {self.name!r}")
         folder = posixpath.join(sandbox.workspace, self._cwd)
         return _OpenBash(sandbox, folder, self._timeout, self._output_chars, self._on_output)
 
 
-def need_sandbox(context: ToolContext, name: str) -> Sandbox:
-    """The episode's sandbox. Tools that run code or touch files do so nowhere else."""
+def need_sandbox(context: ToolContext, who: str) -> Sandbox:
+    """The episode's sandbox. Whatever runs code or touches files does so nowhere else."""
     if context.sandbox is None:
         raise ToolSetupError(
-            f"tool {name!r} needs a sandbox: set ajet.rollout.sandbox, or --sandbox (bubblewrap, …), or give "
-            "the agent one"
+            f"{who} needs a sandbox: set ajet.rollout.sandbox, or --sandbox (bubblewrap, …), or give run_trajectory a "
+            "context=ToolContext(sandbox=…)"
         )
     return context.sandbox
 
@@ -208,11 +208,11 @@ class Python(StatelessTool):
         self._interpreter = interpreter
 
     async def open(self, context: ToolContext) -> OpenTool:
-        need_sandbox(context, self.name)  # at the start, not at the first call
+        need_sandbox(context, f"tool {self.name!r}")  # at the start, not at the first call
         return await super().open(context)
 
     async def run(self, arguments: Arguments, context: ToolContext) -> ToolResult:
-        sandbox = need_sandbox(context, self.name)
+        sandbox = need_sandbox(context, f"tool {self.name!r}")
         file = f"/tmp/program-{secrets.token_hex(4)}.py"
         await sandbox.write(file, arguments["code"].encode("utf-8", "replace"))
         result = await sandbox.exec(

@@ -80,7 +80,7 @@ class FileEditor:
         self._root = root
 
     async def open(self, context: ToolContext) -> OpenTool:
-        sandbox = need_sandbox(context, self.name)
+        sandbox = need_sandbox(context, f"tool {self.name!r}")
         return _OpenEditor(sandbox, self._root, self._max_bytes, self._output_chars)
 
 
@@ -159,11 +159,7 @@ class _OpenEditor:
         return _numbered(lines[first - 1 : last], first)
 
     async def _create(self, path: str, arguments: Arguments) -> str:
-        try:
-            await self._sandbox.read(path)
-        except FileNotFoundError:
-            pass
-        else:
+        if await self._content(path) is not None:
             raise EditError(f"{path} exists already: edit it with str_replace or insert, or choose another path")
         await self._write(path, arguments["file_text"], None)
         return f"created {path} ({len(arguments['file_text'])} characters)"
@@ -177,12 +173,9 @@ class _OpenEditor:
             raise EditError("old_str is empty: give the text to replace, or use insert")
         count = text.count(old)
         if count == 0:
-            raise EditError(
-                f"old_str does not occur in {path}{_near(text, old)}. It must match exactly, spaces included"
-            )
+            raise EditError(f"old_str does not occur in {path}. It must match exactly, spaces included")
         if count > 1 or text.find(old, text.find(old) + 1) >= 0:
-            at = ", ".join(str(line) for line in _lines_of(text, old)[:10])
-            raise EditError(f"old_str occurs several times in {path} (lines {at}): include more lines around it")
+            raise EditError(f"old_str occurs several times in {path}: include more lines around it")
         start = text.index(old)
         await self._write(path, text[:start] + new + text[start + len(old) :], text)
         return f"{path} now reads:\n{_around(text[:start] + new + text[start + len(old) :], start, len(new))}"
@@ -222,10 +215,9 @@ class _OpenEditor:
     # ------------------------------------------------------------ files
 
     async def _text(self, path: str) -> str:
-        try:
-            content = await self._sandbox.read(path)
-        except FileNotFoundError:
-            raise EditError(f"there is no file {path}: `view` its folder to see what there is") from None
+        content = await self._content(path)
+        if content is None:
+            raise EditError(f"there is no file {path}: `view` its folder to see what there is")
         if len(content) > self._max_bytes:
             raise EditError(f"{path} has {len(content)} bytes, more than {self._max_bytes}: use another tool")
         if b"\0" in content:
@@ -297,20 +289,3 @@ def _around(text: str, start: int, length: int) -> str:
     first = max(0, text.count("\n", 0, start) - AROUND)
     last = text.count("\n", 0, start + length) + AROUND + 1
     return _numbered(lines[first:last], first + 1)
-
-
-def _lines_of(text: str, part: str) -> list[int]:
-    found, at = [], text.find(part)
-    while at >= 0:
-        found.append(text.count("\n", 0, at) + 1)
-        at = text.find(part, at + 1)
-    return found
-
-
-def _near(text: str, old: str) -> str:
-    """Where the first line of what was looked for stands, if it does."""
-    wanted = old.strip("\n").split("\n")[0].strip()
-    if not wanted:
-        return ""
-    at = [str(number) for number, line in enumerate(text.split("\n"), 1) if line.strip() == wanted]
-    return f"; its first line is there, at line {', '.join(at[:5])}" if at else ""

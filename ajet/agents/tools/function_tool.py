@@ -17,12 +17,12 @@ anything that JSON can hold, or a `ToolResult`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import inspect
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, NamedTuple, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -156,8 +156,6 @@ def _without_titles(schema: Any, *, names: bool = False) -> Any:
 
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-MOST_THREADS = 256
-"""A thread that never returns can't be ended: with this many calls of one function at a time, more are refused."""
 
 
 class FunctionTool(StatelessTool):
@@ -180,8 +178,6 @@ class FunctionTool(StatelessTool):
         self.parameters = schema_of(self._signature.model)
         self.limits_itself = timeout is not None
         self._timeout = timeout
-        self._running = 0
-        self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -205,19 +201,8 @@ class FunctionTool(StatelessTool):
     async def _call(self, values: dict[str, Any]) -> Any:
         if inspect.iscoroutinefunction(self.function):
             return await self.function(**values)
-        value = await run_in_thread(lambda: self._blocking(values))
+        value = await run_in_thread(lambda: self.function(**values))
         return await value if inspect.isawaitable(value) else value
-
-    def _blocking(self, values: dict[str, Any]) -> Any:
-        with self._lock:
-            if self._running >= MOST_THREADS:
-                raise RuntimeError(f"{self._running} earlier calls have not returned yet")
-            self._running += 1
-        try:
-            return self.function(**values)
-        finally:
-            with self._lock:
-                self._running -= 1
 
 
 def check_name(name: str) -> str:
@@ -229,34 +214,21 @@ def check_name(name: str) -> str:
 
 async def run_in_thread(work: Callable[[], Any]) -> Any:
     """Run `work` in a daemon thread: if it never returns, it keeps neither the event loop nor the program."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Any] = loop.create_future()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if answer.done():  # nobody waits any more
-            return
-        if error is None:
-            answer.set_result(value)
-        else:
-            answer.set_exception(error)
+    context = contextvars.copy_context()
+    answer: Future[Any] = Future()
 
     def main() -> None:
-        value: Any = None
-        failure: Exception | None = None
+        answer.set_running_or_notify_cancel()
         try:
-            value = context.run(work)
+            answer.set_result(context.run(work))
         except SystemExit as error:
-            failure = RuntimeError(f"the function called sys.exit({error.code!r})")
+            answer.set_exception(RuntimeError(f"the function called sys.exit({error.code!r})"))
         except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
-            failure = RuntimeError(f"{type(error).__name__}: {error}")
-            if isinstance(error, Exception) and not isinstance(error, StopIteration):  # which a future refuses
-                failure = error
-        with contextlib.suppress(RuntimeError):  # the loop closed meanwhile: nobody waits any more
-            loop.call_soon_threadsafe(settle, value, failure)
+            plain = isinstance(error, Exception) and not isinstance(error, StopIteration)  # which asyncio refuses
+            answer.set_exception(error if plain else RuntimeError(f"{type(error).__name__}: {error}"))
 
-    context = contextvars.copy_context()
     threading.Thread(target=main, name="ajet-tool", daemon=True).start()
-    return await answer
+    return await asyncio.wrap_future(answer)
 
 
 def _problems(error: ValidationError) -> str:

@@ -55,7 +55,7 @@ class SearchFiles:
         self._output_chars = output_chars
 
     async def open(self, context: ToolContext) -> OpenTool:
-        return _OpenSearch(need_sandbox(context, self.name), self._max_results, self._output_chars)
+        return _OpenSearch(need_sandbox(context, f"tool {self.name!r}"), self._max_results, self._output_chars)
 
 
 class _OpenSearch:

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 import jsonschema
@@ -48,7 +49,7 @@ log = logging.getLogger(__name__)
 ARGUMENT_CHARS = 4_000_000
 """A call with longer arguments is refused before it is parsed."""
 PROBLEMS_SHOWN = 5
-"""How many problems with one call's arguments are reported to the model at once."""
+"""The most problems with one call's arguments that are reported to the model."""
 
 # Patterns are the tool author's, but the text they run on is the model's: one bad pair would freeze the process.
 _VALIDATOR = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": None, "patternProperties": None})
@@ -170,18 +171,13 @@ class _Entry:
     def check(self, arguments: Arguments) -> None:
         """Raises ValueError that says what doesn't fit the schema."""
         try:
-            errors = sorted(
-                self._validator.iter_errors(arguments), key=lambda error: list(map(str, error.absolute_path))
-            )
+            errors = list(islice(self._validator.iter_errors(arguments), PROBLEMS_SHOWN))
         except RecursionError:
             raise ValueError("the arguments are nested too deeply") from None
         except referencing.exceptions.Unresolvable as error:
             raise ValueError(f"the tool's own schema refers to something that isn't there: {error.ref}") from None
         if errors:
-            lines = [_problem(error, self.tool) for error in errors[:PROBLEMS_SHOWN]]
-            if len(errors) > PROBLEMS_SHOWN:
-                lines.append(f"and {len(errors) - PROBLEMS_SHOWN} more")
-            raise ValueError("; ".join(lines))
+            raise ValueError("; ".join(_problem(error, self.tool) for error in errors))
 
 
 async def schemas_of(tools: Sequence[Tool | ToolSource]) -> list[dict[str, Any]]:

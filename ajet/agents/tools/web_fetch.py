@@ -30,8 +30,6 @@ from ajet.agents.tools.tool import (
     shorten,
 )
 
-SHOWN = 12
-"""How many entries a message names."""
 PORTS = {"http": 80, "https": 443}
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 NetworkRange = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -61,8 +59,7 @@ class AllowList:
                 self._places.append(_AllowedPlace(entry))
 
     def __str__(self) -> str:
-        shown = ", ".join(self._entries[:SHOWN])
-        return shown if len(self._entries) <= SHOWN else f"{shown}, and {len(self._entries) - SHOWN} more"
+        return ", ".join(self._entries)
 
     def checked_url(self, url: str) -> str:
         """The address without a fragment, if its host is allowed. Raises `Refused`."""
@@ -86,7 +83,7 @@ class AllowList:
         else:
             allowed = any(place.holds(parts.scheme, host, port, path) for place in self._places)
         if not allowed:
-            raise Refused(f"{host}{path if self._of_host(host) else ''} may not be fetched. Allowed: {self}.")
+            raise Refused(f"{host}{path} may not be fetched. Allowed: {self}.")
         shown = f"[{host}]" if ":" in host else host
         netloc = shown if port in (None, PORTS[parts.scheme]) else f"{shown}:{port}"
         return urlunsplit((parts.scheme, netloc, path, parts.query, ""))
@@ -104,9 +101,6 @@ class AllowList:
             if not _is_public(address) and not any(address in network for network in self._networks):
                 raise Refused(f"{host} leads to {address}, which is not a public address, and may not be fetched")
         return addresses
-
-    def _of_host(self, host: str) -> bool:
-        return any(place.host == host for place in self._places)
 
 
 class _AllowedPlace:
