@@ -16,6 +16,7 @@ from ajet.agents.model_function import Message, ModelFunction, ModelMessage, Too
 from ajet.agents.reply_format import ReplyFormat
 from ajet.agents.tools.function_tool import check_name
 from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError
+from ajet.environment import StepResult
 from ajet.schema.errors import UserError
 from ajet.schema.trajectory import (
     NO_CALL,
@@ -189,15 +190,6 @@ ACT = {
 """A tool for agents that can only call tools, in environments that offer none."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorldStep:
-    """What an action led to."""
-
-    observation: str
-    reward: float = 0.0
-    done: bool = False
-
-
 class World(Protocol):
     """One run's world, which has begun already."""
 
@@ -209,8 +201,8 @@ class World(Protocol):
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """The tools that it offers, in OpenAI's form."""
 
-    async def act(self, action: str | Mapping[str, Any]) -> WorldStep:
-        """A text, or a message with `tool_calls`."""
+    async def act(self, action: str | Mapping[str, Any]) -> StepResult:
+        """What an action led to (a text, or a message with `tool_calls`), as a text."""
 
 
 class OneAtATime:
@@ -221,7 +213,7 @@ class OneAtATime:
         self.done = False
         self._free = asyncio.Lock()
 
-    async def act(self, action: str | Mapping[str, Any]) -> WorldStep | None:
+    async def act(self, action: str | Mapping[str, Any]) -> StepResult | None:
         """None: it is over."""
         async with self._free:
             if self.done:

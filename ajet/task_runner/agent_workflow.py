@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 from ajet.agents import Agent, StepType, Trajectory, make_agent
 from ajet.agents.cli_agent import CliAgent, CliRun, ModelAddress
-from ajet.agents.run import AgentSettingsError, WorldStep
+from ajet.agents.run import AgentSettingsError
 from ajet.agents.tools import ToolContext
 from ajet.config import Config
-from ajet.environment.environment import NOTHING_OBSERVED, observation_messages, observation_text
+from ajet.environment.environment import NOTHING_OBSERVED, StepResult, observation_messages, observation_text
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.schema.errors import AjetError, EnvironmentFault, ImportPathError, RewardError, UserError
@@ -43,7 +43,7 @@ class EnvironmentWorld:
         said = list(task.init_messages) == seen
         self.beginning = "" if said else "\n\n".join(filter(None, map(observation_text, seen)))
 
-    async def act(self, action: str | Mapping[str, Any]) -> WorldStep:
+    async def act(self, action: str | Mapping[str, Any]) -> StepResult:
         given = {"role": "assistant", "content": action} if isinstance(action, str) else dict(action)
         try:
             step = await self._environment.astep(given)
@@ -52,7 +52,7 @@ class EnvironmentWorld:
         except (Exception, KeyboardInterrupt, SystemExit) as error:
             name = self._environment.record.name
             raise EnvironmentFault(f"{name}.step raised {type(error).__name__}: {error}") from error
-        return WorldStep(observation_text(step.observation) or NOTHING_OBSERVED, step.reward, step.done)
+        return StepResult(observation_text(step.observation) or NOTHING_OBSERVED, step.reward, step.done)
 
 
 AGENT_KEY = "ajet.rollout.agent"

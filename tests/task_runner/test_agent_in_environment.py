@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from ajet.agents.run import OneAtATime, WorldStep, world_tools
+from ajet.agents.run import OneAtATime, world_tools
 from ajet.agents.tools import ToolResult, Toolset
 from ajet.agents.tools.tool import ToolSetupError
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import Reply, ScriptedEngine
+from ajet.environment import StepResult
 from ajet.environment.environment import EnvironmentSettings
 from ajet.environment.server import EnvironmentServer
 from ajet.environment.service_environment import described_tools
@@ -139,9 +140,9 @@ def test_a_step_may_take_longer_than_a_tool() -> None:
     class Slow:
         tools, beginning = (), ""
 
-        async def act(self, action: Any) -> WorldStep:
+        async def act(self, action: Any) -> StepResult:
             await asyncio.sleep(0.2)
-            return WorldStep("seen", 1.0, False)
+            return StepResult("seen", 1.0, False)
 
     async def play() -> ToolResult:
         async with Toolset(world_tools(OneAtATime(Slow()), only_tools=True), call_seconds=0.01) as toolset:
