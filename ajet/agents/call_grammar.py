@@ -213,7 +213,8 @@ class _GrammarReader:
                 parts.append(self.text[self.position])
                 self.position += 1
         self.position += len(quote)
-        return "".join(parts)
+        # JSON writes a character beyond U+FFFF as two escapes, each half of a surrogate pair
+        return "".join(parts).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
     def _escape(self) -> str:
         mark = self.text[self.position + 1 : self.position + 2]
@@ -222,18 +223,9 @@ class _GrammarReader:
             code = self.text[self.position + 2 : self.position + 2 + digits]
             if re.fullmatch(rf"[0-9a-fA-F]{{{digits}}}", code) and int(code, 16) <= 0x10FFFF:
                 self.position += 2 + digits
-                return self._with_low_half(int(code, 16))
+                return chr(int(code, 16))
         self.position += 2
         return _ESCAPES.get(mark, mark if mark in "\\\"'/" else f"\\{mark}")
-
-    def _with_low_half(self, code: int) -> str:
-        """JSON writes a character beyond U+FFFF as two escapes."""
-        if 0xD800 <= code < 0xDC00:
-            low = re.match(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})", self.text[self.position : self.position + 6])
-            if low is not None:
-                self.position += 6
-                return chr(0x10000 + ((code - 0xD800) << 10) + (int(low[1], 16) - 0xDC00))
-        return chr(code)
 
 
 def _number(text: str) -> int | float:

@@ -140,11 +140,6 @@ def fill(text: str, values: Mapping[str, str], quote: Callable[[str], str] = str
     return re.sub(r"\{(" + names + r")\}", lambda found: quote(values[found[1]]), text)
 
 
-def names(text: str, name: str) -> bool:
-    """Whether the text has a placeholder for this value."""
-    return f"{{{name}}}" in text
-
-
 TAIL_BYTES = 4000
 """How much of the program's output is recorded."""
 ENTER = 'PATH="$1${1:+:}$PATH"; export PATH; shift; exec "$@"'
@@ -287,13 +282,13 @@ class CliAgent:
         """Run it to its end."""
         if isinstance(self.command, str):
             line = ["/bin/sh", "-c", fill(self.command, values, shlex.quote)]
-            by_stdin = not names(self.command, PROMPT)
+            named = self.command
         else:
             line = [fill(word, values) for word in self.command]
-            by_stdin = not any(names(word, PROMPT) for word in self.command)
+            named = " ".join(self.command)
         printed = _Printed(self.max_output_bytes)
         started = time.monotonic()
-        stdin = values[PROMPT].encode() if by_stdin else b""
+        stdin = b"" if f"{{{PROMPT}}}" in named else values[PROMPT].encode()
         limit = NO_TIME_LIMIT if self.max_seconds is None else self.max_seconds
         try:
             result = await sandbox.exec(

@@ -110,7 +110,10 @@ def as_model_function(source: Any, model: str = "", *, api_key: str | None = Non
     `api_key`: for a base URL; default: the environment's OPENAI_API_KEY.
     """
     if isinstance(source, str):
-        return _at_address(source, model, api_key)
+        if not source.startswith(("http://", "https://")):
+            raise ConfigError(f"{EXPECTED}; {source!r} is not a URL. Write, for example, http://localhost:8000/v1")
+        key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
+        return AddressModelFunction(source, key, _named(model))
     if callable(source):
         if hasattr(source, "takes_tools"):  # made here before
             return cast(ModelFunction, source)
@@ -129,13 +132,6 @@ def _named(model: str) -> str:
     return model
 
 
-def _at_address(address: str, model: str, api_key: str | None) -> ModelFunction:
-    if not address.startswith(("http://", "https://")):
-        raise ConfigError(f"{EXPECTED}; {address!r} is not a URL. Write, for example, http://localhost:8000/v1")
-    key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
-    return AddressModelFunction(address, key, _named(model))
-
-
 class FunctionModel:
     """A plain function as a model. A blocking one runs in a thread."""
 
@@ -146,20 +142,21 @@ class FunctionModel:
         self._any = any(entry.kind is entry.VAR_KEYWORD for entry in parameters)
         self._takes = {entry.name for entry in parameters if entry.kind is not entry.POSITIONAL_ONLY}
         self.takes_tools = "tools" in self._takes
-        called = function if inspect.isroutine(function) else function.__call__
-        self._blocking = not inspect.iscoroutinefunction(called)
 
     async def __call__(
         self, messages: list[Message], *, tools: list[ToolSchema] | None = None, **sampling: Any
     ) -> Message:
         given = {**({"tools": tools} if tools else {}), **sampling}
         taken = given if self._any else {key: value for key, value in given.items() if key in self._takes}
-        if self._blocking:
-            reply = await asyncio.to_thread(self._function, messages, **taken)
-            reply = await reply if inspect.isawaitable(reply) else reply
-        else:
-            reply = await self._function(messages, **taken)
-        return as_message(reply)
+        return as_message(await _called(self._function, messages, **taken))
+
+
+async def _called(function: Any, *arguments: Any, **named: Any) -> Any:
+    """What a function returns, in a thread unless it is async: it may block."""
+    if inspect.iscoroutinefunction(inspect.unwrap(function)):
+        return await function(*arguments, **named)
+    value = await asyncio.to_thread(function, *arguments, **named)
+    return await value if inspect.isawaitable(value) else value
 
 
 def as_message(reply: Any) -> ModelMessage:
@@ -217,12 +214,8 @@ class OpenAIModelFunction:
     ) -> ModelMessage:
         if sampling.get("stream") or (sampling.get("n") or 1) != 1:
             raise TypeError("a model function returns one whole message: it takes neither stream nor n")
-        create: Any = self.client().chat.completions.create
         arguments = _arguments({"model": self.model, "messages": messages, "tools": tools, **sampling})
-        if inspect.iscoroutinefunction(inspect.unwrap(create)):
-            return message_of(await create(**arguments))
-        reply = await asyncio.to_thread(create, **arguments)
-        return message_of(await reply if inspect.isawaitable(reply) else reply)
+        return message_of(await _called(self.client().chat.completions.create, **arguments))
 
     def client(self) -> openai.AsyncOpenAI | openai.OpenAI:
         """The client to ask."""
@@ -306,11 +299,7 @@ class AnthropicModelFunction:
         request = {"model": self.model, **_conversation(messages), **_sampling(sampling, bool(tools))}
         if tools:
             request["tools"] = [_tool(tool) for tool in tools]
-        create = self._client.messages.create
-        if inspect.iscoroutinefunction(inspect.unwrap(create)):
-            return _message(await create(**request))
-        reply = await asyncio.to_thread(create, **request)
-        return _message(await reply if inspect.isawaitable(reply) else reply)
+        return _message(await _called(self._client.messages.create, **request))
 
 
 def _sampling(given: dict[str, Any], has_tools: bool) -> dict[str, Any]:

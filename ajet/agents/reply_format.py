@@ -148,7 +148,35 @@ class TextFormat:
 
     def action(self, body: str, given: str | None, tools: Sequence[ToolSchema], index: int) -> ToolCall | str:
         """The call that an `Action:` asks for (`given`: its `Action Input:`), or what is wrong with it."""
-        return _action(body, given, tools, index)
+        call_id = f"call_{index}"
+        answer = re.match(r"[`\"']?final answer[`\"']?\s*:?\s*", body, re.I)
+        if answer is not None:
+            said = body[answer.end() :]
+            if not said and given is not None:
+                said = _bare_answer(given)
+            elif ":" not in answer[0]:
+                said = _bare_answer(said)
+            return ToolCall("final answer", said)
+        if given is None and (one_line := _ONE_LINE.fullmatch(body)) is not None:
+            body, given = one_line[1], one_line[2]
+        name = body.strip().strip("`\"'")
+        if given is not None:
+            asked = _arguments_of(given)
+            names = _parameters(tools, name) or ()
+            if isinstance(asked, str) and len(names) == 1 and not asked.startswith("{"):  # it can mean nothing else
+                return ToolCall(name, {names[0]: asked}, call_id)
+            return ToolCall(name, asked, call_id)
+        if re.fullmatch(r"[\w.-]+", name):
+            return ToolCall(name, "{}", call_id)
+        wanted = re.match(r"\s*([A-Za-z_][\w.-]*)\s*\(", body)
+        parameters = _parameters(tools, wanted[1]) if wanted else None
+        try:
+            tool, arguments, end = read_call(body, parameters)
+        except CallSyntaxError as error:
+            return f"The action could not be read: {error}"
+        if body[end:].strip().strip("`"):
+            return f"There is more after the action: {body[end:].strip()[:60]!r}"
+        return ToolCall(tool, arguments, call_id)
 
     def results(self, results: Sequence[tuple[ToolCall, str]]) -> list[Message]:
         several = len(results) > 1
@@ -212,39 +240,6 @@ def _end_of_call(label: str, text: str, start: int) -> int:
         return read_call(text, start=start)[2] if label == "action" else start
     except CallSyntaxError:
         return start
-
-
-def _action(body: str, given: str | None, tools: Sequence[ToolSchema], index: int) -> ToolCall | str:
-    """The call that an `Action:` asks for, or what is wrong with it."""
-    call_id = f"call_{index}"
-    answer = re.match(r"[`\"']?final answer[`\"']?\s*:?\s*", body, re.I)
-    if answer is not None:
-        said = body[answer.end() :]
-        if not said and given is not None:
-            said = _bare_answer(given)
-        elif ":" not in answer[0]:
-            said = _bare_answer(said)
-        return ToolCall("final answer", said)
-    if given is None and (one_line := _ONE_LINE.fullmatch(body)) is not None:
-        body, given = one_line[1], one_line[2]
-    name = body.strip().strip("`\"'")
-    if given is not None:
-        asked = _arguments_of(given)
-        names = _parameters(tools, name) or ()
-        if isinstance(asked, str) and len(names) == 1 and not asked.startswith("{"):  # it can mean nothing else
-            return ToolCall(name, {names[0]: asked}, call_id)
-        return ToolCall(name, asked, call_id)
-    if re.fullmatch(r"[\w.-]+", name):
-        return ToolCall(name, "{}", call_id)
-    wanted = re.match(r"\s*([A-Za-z_][\w.-]*)\s*\(", body)
-    parameters = _parameters(tools, wanted[1]) if wanted else None
-    try:
-        tool, arguments, end = read_call(body, parameters)
-    except CallSyntaxError as error:
-        return f"The action could not be read: {error}"
-    if body[end:].strip().strip("`"):
-        return f"There is more after the action: {body[end:].strip()[:60]!r}"
-    return ToolCall(tool, arguments, call_id)
 
 
 def _bare_answer(text: str) -> str:
