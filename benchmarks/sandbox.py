@@ -200,7 +200,7 @@ async def _failed(attempt: Attempt, sandbox: Sandbox, facts: dict[str, Any]) -> 
         except OSError:
             pass
     if attempt.area == "bombs":
-        await sandbox.reset()
+        await sandbox.end_processes()
     if (await sandbox.exec("echo alive")).stdout != b"alive\n":
         return "the sandbox itself no longer answers"
     return ""

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Gene
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from tempfile import SpooledTemporaryFile
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, TypeVar
 
 from ajet.config.kinds import SANDBOXES, load
 from ajet.environment.sandboxes.sandbox import (
@@ -95,23 +95,10 @@ class Hosted:
     """A `Sandbox` in front of one that lives on the sandboxes' thread."""
 
     def __init__(self, inner: Confined) -> None:
+        """`inner` has started."""
         self._inner = inner
-
-    @property
-    def workspace(self) -> str:
-        return self._inner.workspace
-
-    @property
-    def gateway_url(self) -> str | None:
-        return self._inner.gateway_url
-
-    @property
-    def settings(self) -> SandboxSettings:
-        return self._inner.settings
-
-    @property
-    def limits(self) -> Mapping[str, str]:
-        return self._inner.limits
+        self.workspace, self.gateway_url = inner.workspace, inner.gateway_url
+        self.settings, self.limits = inner.settings, inner.limits
 
     async def exec(
         self,
@@ -146,9 +133,6 @@ class Hosted:
 
     async def end_processes(self) -> None:
         await on_host(self._inner.end_processes())
-
-    async def reset(self) -> None:
-        await on_host(self._inner.reset())
 
     async def close(self) -> None:
         # shielded: an episode that is cancelled while it closes its sandbox must not leave it
@@ -210,22 +194,13 @@ class open_sandbox:
             await self._sandbox.close()
 
     async def _open(self) -> Sandbox:
-        sandbox = _made(self._settings, self._gateway_url)
+        sandbox = load(SANDBOXES, self._settings.kind)(self._settings, self._gateway_url)
         try:
             await on_host(sandbox.start())
         except asyncio.CancelledError:
             _submit(sandbox.close())  # it may have been ready before anybody here could take it
             raise
         return Hosted(sandbox)
-
-
-class _Startable(Confined, Protocol):
-    async def start(self) -> None: ...
-
-
-def _made(settings: SandboxSettings, gateway_url: str | None) -> _Startable:
-    sandbox: _Startable = load(SANDBOXES, settings.kind)(settings, gateway_url)
-    return sandbox
 
 
 def check_sandbox(settings: SandboxSettings) -> None:
@@ -310,9 +285,9 @@ async def fresh_sandbox(like: Sandbox) -> AsyncIterator[Sandbox]:
 
 
 @contextlib.asynccontextmanager
-async def fresh_copy(sandbox: Sandbox) -> AsyncIterator[Sandbox]:
+async def fresh_copy(sandbox: Sandbox, without: Collection[str] = ()) -> AsyncIterator[Sandbox]:
     """A new sandbox that holds the agent's files, and nothing else of it: see `Result.of`."""
-    result = await Result.of(sandbox)
+    result = await Result.of(sandbox, without)
     async with fresh_sandbox(sandbox) as copy:
         await result.put(copy)
         yield copy

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -150,40 +151,37 @@ class BubblewrapSandbox:
         folder = os.path.join(self.workspace, cwd or "")
         variables = {**self._environment(), **(env or {})}
         fields = [folder, str(len(arguments)), *arguments, *(f"{name}={value}" for name, value in variables.items())]
-        limit = self.settings.output_bytes
         seconds = self.settings.seconds_for(timeout)
+        return await self._ask("exec", fields, stdin, seconds, self.settings.output_bytes, on_output)
+
+    async def read(self, path: str) -> bytes:
+        done = await self._ask("read", [place_of(self.workspace, path)], b"", FILE_S, 1 << 30)
+        _raise_for(done, path)
+        return done.stdout
+
+    async def write(self, path: str, content: bytes) -> None:
+        _raise_for(await self._ask("write", [place_of(self.workspace, path)], content, FILE_S, 4096), path)
+
+    async def _ask(
+        self,
+        action: str,
+        fields: Sequence[str],
+        stdin: bytes | Input,
+        seconds: float,
+        limit: int,
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        """Have the first process do something, for at most so long."""
         started = time.perf_counter()
         call = _Call(self._live(), limit, on_output)
         timed_out = False
         try:
-            code = await call.run("exec", fields, stdin, seconds)
+            code = await call.run(action, fields, stdin, seconds)
         except TimeoutError:
             timed_out, code = True, 124
         finally:
             call.close()
         return call.result(code, time.perf_counter() - started, timed_out)
-
-    async def read(self, path: str) -> bytes:
-        call = _Call(self._live(), 1 << 30)
-        try:
-            code = await call.run("read", [place_of(self.workspace, path)], b"", FILE_S)
-        except TimeoutError:
-            raise OSError(f"reading {path} took longer than {FILE_S:g} s") from None
-        finally:
-            call.close()
-        done = call.result(code, 0.0)
-        _raise_for(done, path)
-        return done.stdout
-
-    async def write(self, path: str, content: bytes) -> None:
-        call = _Call(self._live(), 4096)
-        try:
-            code = await call.run("write", [place_of(self.workspace, path)], content, FILE_S)
-        except TimeoutError:
-            raise OSError(f"writing {path} took longer than {FILE_S:g} s") from None
-        finally:
-            call.close()
-        _raise_for(call.result(code, 0.0), path)
 
     def _environment(self) -> dict[str, str]:
         return {"PATH": path_inside(), "HOME": "/tmp", "LANG": "C.UTF-8", **self.settings.environment}
@@ -197,10 +195,6 @@ class BubblewrapSandbox:
 
     async def end_processes(self) -> None:
         await self.exec(["/bin/sh", "-c", "kill -9 -1"])
-
-    async def reset(self) -> None:
-        await self.close()
-        await self.start()
 
     async def close(self) -> None:
         control, self._control = self._control, None
@@ -300,6 +294,8 @@ def _with_control(line: list[str], control: int, cgroup: Cgroup | None) -> list[
 def _raise_for(result: ExecResult, path: str) -> None:
     if result.exit_code == 0:
         return
+    if result.timed_out:
+        raise OSError(errno.ETIMEDOUT, f"took longer than {FILE_S:g} s", path)
     text = result.stderr.decode(errors="replace")
     number = int(text) if text.isdecimal() else 5
     raise OSError(number, os.strerror(number), path)

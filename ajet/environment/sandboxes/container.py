@@ -261,10 +261,6 @@ class ContainerSandbox:
     async def end_processes(self) -> None:
         await self.exec(["/bin/sh", "-c", "kill -9 -1"])
 
-    async def reset(self) -> None:
-        await self.close()
-        await self.start()
-
     async def close(self) -> None:
         if self._expiry is not None:
             self._expiry.cancel()

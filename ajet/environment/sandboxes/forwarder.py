@@ -25,7 +25,7 @@ ENTER_S = 30.0
 
 
 class Forwarder:
-    """Passes connections on to the gateway. After `close`, it may serve again."""
+    """Passes connections on to the gateway."""
 
     def __init__(self, gateway_url: str) -> None:
         parts = urlsplit(gateway_url)

@@ -10,13 +10,14 @@ import asyncio
 import base64
 import contextlib
 import posixpath
+import secrets
 import shlex
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from ajet.environment.sandboxes import run_on_host
-from ajet.environment.sandboxes.kubernetes_api import Cluster, PodOptions, new_name, pod
+from ajet.environment.sandboxes.kubernetes_api import Cluster, PodOptions, pod
 from ajet.environment.sandboxes.sandbox import (
     FILE_S,
     WORKSPACE,
@@ -107,7 +108,7 @@ class KubernetesSandbox:
                 await cluster.sweep()
             if self.settings.network == "none":
                 await cluster.close_network()
-            self._name = new_name()
+            self._name = f"ajet-{secrets.token_hex(8)}"
             await cluster.create(pod(self.settings, self._options, self._name, await cluster.own_pod()))
             await self._running(cluster)
         except BaseException:
@@ -227,10 +228,6 @@ class KubernetesSandbox:
 
     async def end_processes(self) -> None:
         await self._end_all(self._live())
-
-    async def reset(self) -> None:
-        await self.close()
-        await self.start()
 
     async def close(self) -> None:
         cluster, self._cluster = self._cluster, None

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
@@ -79,21 +80,16 @@ class PodOptions(BaseModel, frozen=True, strict=True):
             raise SandboxError(f"sandbox options.{place}: {problem['msg']}, not {problem['input']!r}") from None
 
 
-def is_left_over(manifest: Mapping[str, Any]) -> bool:
+def is_left_over(phase: str, annotations: Mapping[str, str] | None) -> bool:
     """Whether a pod of ours belongs to nobody any more: it is over, or its owner on this machine is gone."""
-    if manifest.get("phase") in ("Succeeded", "Failed"):
+    if phase in ("Succeeded", "Failed"):
         return True
-    annotations = manifest.get("annotations") or {}
+    annotations = annotations or {}
     try:
         gone, expires = is_gone(json.loads(annotations[OWNER])), int(annotations[EXPIRES])
     except (KeyError, ValueError, TypeError):
         return False  # not made by this version: its own deadline ends it
     return gone or time.time() > expires
-
-
-def new_name() -> str:
-    """A pod's name."""
-    return f"ajet-{secrets.token_hex(8)}"
 
 
 def pod(
@@ -252,7 +248,7 @@ class Cluster:
             )
         swept = 0
         for each in found.items:
-            if is_left_over({"phase": each.status.phase, "annotations": each.metadata.annotations}):
+            if is_left_over(each.status.phase, each.metadata.annotations):
                 await self.delete(each.metadata.name)
                 swept += 1
         return swept
@@ -377,22 +373,15 @@ def _said(error: Any) -> str:
     return f"{error.status} {text or error.reason}"[:500]
 
 
-class _Library:
+def _library() -> Any:
     """The library, imported when it is needed: that takes seconds."""
-
-    def __init__(self) -> None:
+    try:
         import aiohttp
         import yaml
         from kubernetes_asyncio import client, config, stream
-
-        self.aiohttp, self.client, self.config, self.stream = aiohttp, client, config, stream
-        self.config_errors = (config.ConfigException, yaml.YAMLError)
-
-
-def _library() -> _Library:
-    try:
-        return _Library()
     except ImportError:
         raise MissingDependencyError(
             f"sandbox kind kubernetes needs the package kubernetes_asyncio: {install_command('kubernetes')}"
         ) from None
+    errors = (config.ConfigException, yaml.YAMLError)
+    return SimpleNamespace(aiohttp=aiohttp, client=client, config=config, stream=stream, config_errors=errors)

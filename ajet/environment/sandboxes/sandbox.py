@@ -167,9 +167,6 @@ class Confined(Protocol):
     async def end_processes(self) -> None:
         """End what commands have left running. The files stay."""
 
-    async def reset(self) -> None:
-        """End all processes and empty the workspace: as new, for another use in the same episode."""
-
     async def close(self) -> None:
         """End all processes and remove all files. Calling it again does nothing."""
 

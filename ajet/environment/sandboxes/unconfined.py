@@ -131,10 +131,6 @@ class UnconfinedSandbox:
         for group in filter(_alive, self._running):
             _end(group)
 
-    async def reset(self) -> None:
-        await self.close()
-        await self.start()
-
     async def close(self) -> None:
         await asyncio.shield(asyncio.to_thread(self.kill))
 

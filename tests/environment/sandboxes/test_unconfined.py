@@ -100,6 +100,16 @@ def test_a_result_has_each_name_of_a_file_but_no_links_to_others() -> None:
     assert asyncio.run(main()).split() == ["1", "1", "first", "second", "runs"]
 
 
+def test_a_copy_leaves_behind_what_it_is_told_to() -> None:
+    async def main() -> str:
+        async with open_sandbox(SETTINGS) as sandbox:
+            await sandbox.exec("mkdir tests; touch tests/t.py left")
+            async with fresh_copy(sandbox, without=["tests"]) as copy:
+                return (await copy.exec("ls")).stdout.decode()
+
+    assert asyncio.run(main()) == "left\n"
+
+
 def test_background_processes_can_be_ended() -> None:
     async def main() -> None:
         async with open_sandbox(SETTINGS) as sandbox:
