@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from ajet.config.kinds import ENVIRONMENT_PROTOCOLS, ENVIRONMENTS, load
@@ -186,30 +186,22 @@ class EnvironmentSettings:
     """Where this was written, for error messages."""
 
 
-class EnvironmentSource(Protocol):
+class EnvironmentSource:
     """Makes the environments of a run."""
 
-    @property
-    def name(self) -> str:
-        """What the user calls it."""
-        ...
-
-    @property
-    def url(self) -> str | None:
-        """Where its service answers, if it has one."""
-        ...
+    name: str
+    """What the user calls it."""
 
     def make(self, episode_id: str) -> Environment:
         """A fresh environment for one episode."""
-        ...
+        raise NotImplementedError
 
     def abandon(self, episode_id: str) -> None:
         """Free what an episode may have left behind outside of its process. Never raises, and returns soon."""
-        ...
 
     def task_ids(self, split: str) -> list[str]:
         """The tasks that it offers."""
-        ...
+        return []
 
 
 def find_source(settings: EnvironmentSettings, base_dirs: Sequence[Path] = ()) -> EnvironmentSource:
@@ -240,7 +232,7 @@ def check_address(url: str, api_key: str | None, key: str) -> None:
         fits = False
     if not fits:
         raise ConfigError(f"{key}: {url!r} is not an address\n    write http://host:port")
-    if parts.username is not None or parts.query or parts.fragment:
+    if parts.username is not None or parts.query or parts.fragment:  # which may be secret, and isn't repeated
         raise ConfigError(f"{key}: an address ends with its path, and holds no user\n    write http://host:port/path")
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
         raise ConfigError(
@@ -249,7 +241,7 @@ def check_address(url: str, api_key: str | None, key: str) -> None:
         )
 
 
-class ClassSource:
+class ClassSource(EnvironmentSource):
     """Environments of the user's own class."""
 
     def __init__(self, text: str, options: Mapping[str, Any], key: str, base_dirs: Sequence[Path] = ()) -> None:
@@ -257,31 +249,17 @@ class ClassSource:
             self.environment_class: type[Environment] = load_symbol(text, base_dirs, expects=Environment)
         except ImportPathError as error:
             raise ImportPathError(f"{key}: {error}") from error
+        self.name = self.environment_class.__name__
         try:
             inspect.signature(self.environment_class).bind(**options)
         except TypeError as error:
             raise ConfigError(
-                f"{key}: `options` don't fit {self.name}{_parameters(self.environment_class)}: {error}"
+                f"{key}: `options` don't fit {self.name}{inspect.signature(self.environment_class)}: {error}"
             ) from None
         self._options = dict(options)
-
-    @property
-    def name(self) -> str:
-        return self.environment_class.__name__
-
-    @property
-    def url(self) -> None:
-        return None
 
     def make(self, episode_id: str) -> Environment:
         return self.environment_class(**self._options)
 
-    def abandon(self, episode_id: str) -> None:
-        """The process held everything."""
-
     def task_ids(self, split: str) -> list[str]:
         return [str(task_id) for task_id in self.environment_class.task_ids(split)]
-
-
-def _parameters(environment_class: type[Environment]) -> str:
-    return str(inspect.signature(environment_class)).partition(" ->")[0]

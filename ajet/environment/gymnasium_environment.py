@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.environment.environment import Action, Environment, StepResult, action_text
+from ajet.environment.environment import Action, Environment, EnvironmentSource, StepResult, action_text
 from ajet.schema.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from ajet.schema.install import install_command
 from ajet.schema.task import Task
@@ -215,31 +215,21 @@ OTHER_SPLITS = 1_000_000
 """The first seed of every split but `train`."""
 
 
-class GymnasiumSource:
+class GymnasiumSource(EnvironmentSource):
     """Environments of one gymnasium id."""
 
     def __init__(self, env_id: str, options: Mapping[str, Any], key: str) -> None:
         self._id = env_id
+        self.name = f"gymnasium:{env_id}"
         self._options = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
         self._names = _action_names(options.get("action_names"), key)
         self._instructions = options.get("instructions")
         self._check(key)
 
-    @property
-    def name(self) -> str:
-        return f"gymnasium:{self._id}"
-
-    @property
-    def url(self) -> None:
-        return None
-
     def make(self, episode_id: str) -> GymnasiumEnvironment:
         import gymnasium
 
         return GymnasiumEnvironment(gymnasium.make(self._id, **self._options), self._names, self._instructions)
-
-    def abandon(self, episode_id: str) -> None:
-        """Nothing to release: the process held everything."""
 
     def task_ids(self, split: str) -> list[str]:
         """A thousand seeds."""

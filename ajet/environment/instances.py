@@ -11,7 +11,7 @@ import contextlib
 import json
 import socket
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,32 +50,18 @@ class InstanceCounts:
     expired: int = 0
     died: int = 0
     refused: int = 0
-    steps: int = 0
-    errors: int = 0
-    step_seconds: float = 0.0
 
 
-class Gone(Exception):
-    """There is no such instance (any more)."""
+class InstanceError(Exception):
+    """Why a request isn't answered, with the status that says so over HTTP: 400 for an instance that never was, 409
+    for one that is there already, 410 for one that has ended, 503 if all places are taken, 500 with the traceback of
+    an environment that raised."""
 
-    def __init__(self, message: str, *, by_action: bool = False, known: bool = True) -> None:
+    def __init__(self, status: int, message: str, *, by_action: bool = False) -> None:
         super().__init__(message)
+        self.status = status
         self.by_action = by_action
-        """What it was asked last may have caused its end."""
-        self.known = known
-        """There was such an instance."""
-
-
-class Full(Exception):
-    """All places are taken."""
-
-
-class Taken(Exception):
-    """There is such an instance already."""
-
-
-class FailedInstance(Exception):
-    """The environment raised: the message is its traceback."""
+        """What an instance that has ended was asked last may have caused its end."""
 
 
 class _End(NamedTuple):
@@ -153,16 +139,16 @@ class Instances:
     async def create(self, instance_id: str, task: dict[str, Any]) -> Any:
         """Start an instance and begin a task in it."""
         if instance_id in self._open or instance_id in self._starting:
-            raise Taken(f"there is an instance {instance_id!r} already")
+            raise InstanceError(409, f"there is an instance {instance_id!r} already")
         if self.running >= self.limits.instances:
             self.counts.refused += 1
-            raise Full(f"all {self.limits.instances} environments are in use")
+            raise InstanceError(503, f"all {self.limits.instances} environments are in use")
         self._starting.add(instance_id)
         try:
             instance = await self._start_instance()
             if instance_id not in self._starting:
                 self._kill(instance)
-                raise Gone(f"instance {instance_id!r} was released before it had started")
+                raise InstanceError(410, f"instance {instance_id!r} was released before it had started")
             instance.name = instance_id
             self._open[instance_id] = instance
         finally:
@@ -176,13 +162,13 @@ class Instances:
             raise
 
     async def ask(self, instance_id: str, request: dict[str, Any]) -> Any:
-        """The environment's answer. Raises Gone or Failed."""
+        """The environment's answer. Raises InstanceError."""
         instance = self._open.get(instance_id)
         if instance is None:
             end = self._gone.get(instance_id)
             if end is None:
-                raise Gone(f"there is no instance {instance_id!r}", known=False)
-            raise Gone(f"instance {instance_id!r} has ended: {end.why}", by_action=end.by_action)
+                raise InstanceError(400, f"there is no instance {instance_id!r}")
+            raise InstanceError(410, f"instance {instance_id!r} has ended: {end.why}", by_action=end.by_action)
         return await self._ask(instance, request)
 
     async def release(self, instance_id: str) -> bool:
@@ -198,32 +184,30 @@ class Instances:
         if instance.turn.locked():  # it is in the middle of something that nobody waits for any more
             self._kill(instance)
             return True
-        task = asyncio.create_task(self._close(instance))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._in_background(self._close(instance))
         return True
 
     # ------------------------------------------------------------ one request
 
     async def _ask(self, instance: _Instance, request: dict[str, Any]) -> Any:
         """Goes on if the client leaves: the answer must be read by someone."""
-        task = asyncio.create_task(self._exchange(instance, request))
-        self._tasks.add(task)
-        task.add_done_callback(self._forget_task)
+        task = self._in_background(self._exchange(instance, request))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it any more
         return await asyncio.shield(task)
 
-    def _forget_task(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # the waiting request may have been cancelled
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _exchange(self, instance: _Instance, request: dict[str, Any]) -> Any:
         loop = asyncio.get_running_loop()
         acted = request["do"] == "step"
         async with instance.turn:
             if instance.ended is not None:
-                raise Gone(instance.ended.why, by_action=instance.ended.by_action)
-            instance.used_at = began = loop.time()
+                raise InstanceError(410, instance.ended.why, by_action=instance.ended.by_action)
+            instance.used_at = loop.time()
             try:
                 instance.writer.write(json.dumps(request).encode() + b"\n")
                 async with asyncio.timeout(self.limits.step_s):
@@ -231,27 +215,21 @@ class Instances:
             except TimeoutError:
                 why = f"its `{request['do']}` took longer than {self.limits.step_s:g} s"
                 self._end(instance, why, by_action=acted)
-                raise Gone(why, by_action=acted) from None
-            except (ConnectionError, ValueError) as error:
+                raise InstanceError(410, why, by_action=acted) from None
+            except (ConnectionError, ValueError) as error:  # ValueError: a line that is too long
                 line = b"" if isinstance(error, ConnectionError) else b"?"
             answer = _parsed(line)
             if answer is None:
-                how = (
-                    await instance.server.exit_of(instance.number)
-                    if not line
-                    else "wrote something unreadable to its channel"
-                )
+                how = "wrote something unreadable to its channel"
+                if not line:
+                    how = await instance.server.exit_of(instance.number)
                 by_action = acted and (how.startswith("exited") or ("killed by" in how and "SIGKILL" not in how))
                 why = f"its process {how} during `{request['do']}`"
                 self._end(instance, why, by_action=by_action)
-                raise Gone(why, by_action=by_action)
+                raise InstanceError(410, why, by_action=by_action)
             instance.used_at = loop.time()
-            if acted:
-                self.counts.steps += 1
-                self.counts.step_seconds += instance.used_at - began
             if "error" in answer:
-                self.counts.errors += 1
-                raise FailedInstance(answer["error"])
+                raise InstanceError(500, answer["error"])
             return answer.get("data")
 
     # ------------------------------------------------------------ ends

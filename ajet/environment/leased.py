@@ -12,8 +12,9 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from typing import Any
 
 from ajet.environment.environment import (
@@ -66,11 +67,6 @@ class LeasedEnvironment:
         self._done = False
         self._began = time.monotonic()
 
-    @property
-    def service_url(self) -> str | None:
-        """Where the environment's service answers; None for an environment in this process."""
-        return self._source.url
-
     def open(self) -> LeasedEnvironment:
         """Make the environment and begin the task."""
         with self._closing:
@@ -78,8 +74,7 @@ class LeasedEnvironment:
         try:
             with self._noted("reset") as event:
                 self._environment = self._source.make(self.episode_uuid)
-                self.observation = checked_first(self._call("reset", self._task), f"{self.record.name}.reset")
-                event.observation = _beginning(observation_text(self.observation))
+                self._reset(event)
         except BaseException:
             if self._opened():
                 self._end()
@@ -99,9 +94,12 @@ class LeasedEnvironment:
             if self._rewards or self._done:
                 self._rewards, self._done = [], False
                 with self._noted("reset") as event:
-                    self.observation = checked_first(self._call("reset", self._task), f"{self.record.name}.reset")
-                    event.observation = _beginning(observation_text(self.observation))
+                    self._reset(event)
             return self.observation
+
+    def _reset(self, event: EnvironmentEvent) -> None:
+        self.observation = checked_first(self._call("reset", self._task), f"{self.record.name}.reset")
+        event.observation = _beginning(observation_text(self.observation))
 
     def step(self, action: Action) -> StepResult:
         """Act. The result unpacks into observation, reward, terminate and info."""
@@ -138,17 +136,18 @@ class LeasedEnvironment:
 
     async def atools(self) -> Sequence[Mapping[str, Any]]:
         """The tools that it offers. A service that hasn't said so is asked."""
+        return await asyncio.to_thread(self._asked_tools)
+
+    def _asked_tools(self) -> Sequence[Mapping[str, Any]]:
         ask = getattr(self._environment, "ask_for_tools", None)
         if self.tools or ask is None:
             return self.tools
-        return await asyncio.to_thread(self._asked, ask)
-
-    def _asked(self, ask: Callable[[], Sequence[Mapping[str, Any]]]) -> Sequence[Mapping[str, Any]]:
         with self._busy:
-            return ask()
+            told: Sequence[Mapping[str, Any]] = ask()
+            return told
 
     def info(self) -> Any:
-        """What a service tells about its tools; None for other environments."""
+        """What the environment's `get_info` tells; None if it has none."""
         ask = getattr(self._environment, "get_info", None)
         if ask is None:
             return None
@@ -186,15 +185,12 @@ class LeasedEnvironment:
 
     def _end(self) -> None:
         if self._environment is not None:
-            event = EnvironmentEvent("close", self._now())
             try:
-                self._loop.finish(self._environment.close())
+                with self._noted("close"):
+                    self._loop.finish(self._environment.close())
             except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - user code: a failed close must
                 # not discard a finished episode
-                event.error = f"{type(error).__name__}: {error}"
-                log.warning("closing %s failed with %s", self.record.name, event.error)
-            event.seconds = self._now() - event.started_s
-            self._note(event)
+                log.warning("closing %s failed with %s: %s", self.record.name, type(error).__name__, error)
         self._loop.close()
 
     # ------------------------------------------------------------ asking and recording
@@ -204,11 +200,18 @@ class LeasedEnvironment:
             raise EnvironmentFault(f"episode {self.episode_uuid} is over: its environment takes no more requests")
         return self._loop.finish(getattr(self._environment, method)(*arguments))
 
-    def _noted(self, what: str) -> _Noted:
-        return _Noted(self, EnvironmentEvent(what, self._now()))
-
-    def _now(self) -> float:
-        return time.monotonic() - self._began
+    @contextmanager
+    def _noted(self, what: str) -> Iterator[EnvironmentEvent]:
+        """Records one event, with its duration and error."""
+        event = EnvironmentEvent(what, time.monotonic() - self._began)
+        try:
+            yield event
+        except BaseException as error:
+            event.error = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            event.seconds = time.monotonic() - self._began - event.started_s
+            self._note(event)
 
     def _note(self, event: EnvironmentEvent) -> None:
         if len(self.record.events) >= KEPT_EVENTS and event.what == "step" and not event.error:
@@ -217,23 +220,6 @@ class LeasedEnvironment:
         self.record.events.append(event)
         if self._on_event is not None:
             self._on_event(event)
-
-
-class _Noted:
-    """Records one event, with its duration and error."""
-
-    def __init__(self, leased: LeasedEnvironment, event: EnvironmentEvent) -> None:
-        self._leased = leased
-        self._event = event
-
-    def __enter__(self) -> EnvironmentEvent:
-        return self._event
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _traceback: object) -> None:
-        self._event.seconds = self._leased._now() - self._event.started_s
-        if error is not None:
-            self._event.error = f"{type(error).__name__}: {error}"
-        self._leased._note(self._event)
 
 
 class _OwnLoop:

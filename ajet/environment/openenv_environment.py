@@ -17,6 +17,7 @@ from ajet.environment.environment import (
     Action,
     Environment,
     EnvironmentSettings,
+    EnvironmentSource,
     StepResult,
     action_text,
     checked_reward,
@@ -119,12 +120,11 @@ CONNECT_S = 10.0
 SCHEMA_S = 10.0
 
 
-class OpenEnvSource:
+class OpenEnvSource(EnvironmentSource):
     """Environments of one OpenEnv server."""
 
     def __init__(self, settings: EnvironmentSettings) -> None:
-        assert settings.url is not None
-        self.url: str = settings.url
+        self.name = str(settings.url)
         self._settings = settings
         if importlib.util.find_spec("openenv") is None:
             raise MissingDependencyError(
@@ -133,19 +133,8 @@ class OpenEnvSource:
         if settings.api_key is not None:
             raise UserError(f"{settings.key}.api_key: OpenEnv's protocol has no keys")
 
-    @property
-    def name(self) -> str:
-        return self.url
-
     def make(self, episode_id: str) -> OpenEnvEnvironment:
         return OpenEnvEnvironment(self._settings, episode_id)
-
-    def abandon(self, episode_id: str) -> None:
-        """The session ended with the process's connection."""
-
-    def task_ids(self, split: str) -> list[str]:
-        """OpenEnv has no tasks."""
-        return []
 
 
 class OpenEnvEnvironment(Environment):
@@ -178,9 +167,6 @@ class OpenEnvEnvironment(Environment):
         result = await self._asked("step", self._client.step(value))
         reward = 0.0 if result.reward is None else checked_reward(result.reward, f"{self._url}: step")
         return checked_step(StepResult(_seen(result.observation), reward, result.done), f"{self._url}: step")
-
-    async def get_info(self) -> Any:
-        return await self._asked("state", self._client.state())
 
     async def close(self) -> None:
         async with asyncio.timeout(CONNECT_S):

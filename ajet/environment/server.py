@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ajet.environment.environment import EnvironmentSettings
-from ajet.environment.instances import FailedInstance, Full, Gone, InstanceLimits, Instances, Taken
+from ajet.environment.instances import InstanceError, InstanceLimits, Instances
 from ajet.schema.errors import UserError
 from ajet.system.http_messages import (
     Answer,
@@ -32,10 +32,6 @@ from ajet.system.http_server import Address, HttpServer
 SETTINGS = "--host or --port"
 JSON = b"application/json"
 OK = "OK"
-
-
-class BadRequest(Exception):
-    """An invalid request. The message says why."""
 
 
 class EnvironmentServer:
@@ -116,17 +112,10 @@ class EnvironmentServer:
             )
         try:
             return json_answer(await endpoint(_body(request)))
-        except BadRequest as error:
-            return _refusal(400, str(error))
-        except Taken as error:
-            return _refusal(409, str(error))
-        except Full as error:
-            return json_answer({"detail": str(error)}, 503, {"retry-after": "1"})
-        except Gone as error:
+        except InstanceError as error:
             cause = {"cause": "action"} if error.by_action else {}
-            return json_answer({"detail": str(error), **cause}, 410 if error.known else 400)
-        except FailedInstance as error:
-            return _refusal(500, str(error))
+            headers = {"retry-after": "1"} if error.status == 503 else {}
+            return json_answer({"detail": str(error), **cause}, error.status, headers)
 
     def refuse(self, request: HttpRequest, status: int, code: str, message: str) -> Answer:
         return _refusal(status, message)
@@ -153,7 +142,7 @@ class EnvironmentServer:
         if isinstance(action, list) and action:
             action = action[-1]
         if not isinstance(action, dict | str) or not action:
-            raise BadRequest("`messages` should be the action: an assistant message")
+            raise InstanceError(400, "`messages` should be the action: an assistant message")
         return _success(await self.instances.ask(_instance_id(body), {"do": "step", "action": action}))
 
     async def _evaluate(self, body: dict[str, Any]) -> Any:
@@ -175,7 +164,7 @@ class EnvironmentServer:
             f"ajet_env_instances_limit {self.instances.limits.instances}",
         ]
         for name, value in asdict(self.instances.counts).items():
-            lines += [f"# TYPE ajet_env_{name}_total counter", f"ajet_env_{name}_total {value:g}"]
+            lines += [f"# TYPE ajet_env_{name}_total counter", f"ajet_env_{name}_total {value}"]
         return "\n".join(lines) + "\n"
 
 
@@ -183,9 +172,9 @@ def _body(request: HttpRequest) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(request.body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
+        raise InstanceError(400, f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
-        raise BadRequest("the body should be a JSON object")
+        raise InstanceError(400, "the body should be a JSON object")
     return body
 
 
@@ -194,14 +183,14 @@ def _params(body: dict[str, Any]) -> dict[str, Any]:
     if params is None:
         return {}
     if not isinstance(params, dict):
-        raise BadRequest("`params` should be a JSON object")
+        raise InstanceError(400, "`params` should be a JSON object")
     return params
 
 
 def _instance_id(body: dict[str, Any]) -> str:
     instance_id = body.get("instance_id")
     if not isinstance(instance_id, str) or not 0 < len(instance_id) <= 200:
-        raise BadRequest("`instance_id` should be a text of 1 to 200 characters")
+        raise InstanceError(400, "`instance_id` should be a text of 1 to 200 characters")
     return instance_id
 
 

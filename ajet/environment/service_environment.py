@@ -18,6 +18,7 @@ from ajet.environment.environment import (
     Action,
     Environment,
     EnvironmentSettings,
+    EnvironmentSource,
     Observation,
     StepResult,
     action_message,
@@ -208,17 +209,12 @@ def _detail(answer: HttpAnswer) -> str:
     return text.strip()[-DETAIL_CHARS:] or "nothing more"
 
 
-class ServiceSource:
+class ServiceSource(EnvironmentSource):
     """Environments of one service."""
 
     def __init__(self, settings: EnvironmentSettings) -> None:
-        assert settings.url is not None
         self._settings = settings
-        self.url: str = settings.url
-
-    @property
-    def name(self) -> str:
-        return self.url
+        self.name = str(settings.url)
 
     def make(self, episode_id: str) -> ServiceEnvironment:
         settings = self._settings
@@ -232,7 +228,7 @@ class ServiceSource:
         return self._client().profile(self._settings.env_type, split)
 
     def _client(self) -> ServiceClient:
-        return ServiceClient(self.url, self._settings.api_key, self._settings.timeout_s)
+        return ServiceClient(self.name, self._settings.api_key, self._settings.timeout_s)
 
 
 class ServiceEnvironment(Environment):
@@ -265,9 +261,6 @@ class ServiceEnvironment(Environment):
 
     def evaluate(self) -> float:
         return self._client.evaluate(self._instance_id, self.evaluation_params)
-
-    def get_info(self) -> Any:
-        return self._client.info(self._instance_id)
 
     def ask_for_tools(self) -> Sequence[Mapping[str, Any]]:
         """By `/get_info`, whose answer may be anything: only schemas count. A service without it offers none."""

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from ajet.environment.environment import NOTHING_OBSERVED, EnvironmentSettings, find_source
-from ajet.environment.instances import Gone, InstanceLimits
+from ajet.environment.instances import InstanceError, InstanceLimits
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.server import EnvironmentServer
 from ajet.environment.service_environment import ServiceClient
@@ -77,7 +77,7 @@ def test_an_episode_over_http(kind: str) -> None:
             assert env.observation == [{"role": "user", "content": "Count to 3."}]
             assert tuple(env.step("one")) == ("1", 0.25, False, {"count": 1})
             assert env.step({"role": "assistant", "content": [{"type": "text", "text": "two"}]}).observation == "2"
-            assert env.evaluate("e", {"sparse": False}) == 0.5 and env.info() is None
+            assert env.evaluate("e", {"sparse": False}) == 0.5
             env.reset()
             assert env.step("one").observation == "1"
             env.close()
@@ -242,7 +242,7 @@ def test_an_instance_that_is_released_while_it_starts_takes_no_place() -> None:
         starting = asyncio.create_task(server.instances.create("e", task))
         await asyncio.sleep(0)  # it has begun, and waits for its process
         assert await server.instances.release("e")
-        with pytest.raises(Gone, match="was released before it had started"):
+        with pytest.raises(InstanceError, match="was released before it had started"):
             await starting
         assert server.instances.running == 0
         assert await server.instances.create("e", task)
