@@ -259,7 +259,7 @@ class Agent:
             seconds=time.monotonic() - started,
             metadata={
                 **({"ends_episode": True} if result.ends_episode else {}),
-                **({"metrics": metrics} if (metrics := _without_time(result.metrics)) else {}),
+                **({"metrics": dict(result.metrics)} if result.metrics else {}),
             },
         )
 
@@ -396,10 +396,6 @@ def _said(error: Exception) -> str:
 
 def _text_of(message: Message) -> str:
     return str(joined_text(message.get("content")) or "")
-
-
-def _without_time(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if name != "seconds"}
 
 
 def _file(place: Path, request_id: str) -> Path:

@@ -16,7 +16,6 @@ import asyncio
 import json
 import logging
 import math
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -116,11 +115,8 @@ class Toolset:
 
     async def call(self, name: str, arguments: str | dict[str, Any]) -> ToolResult:
         """Call a tool with arguments as the model wrote them (JSON text) or already parsed."""
-        started = time.perf_counter()
         result = await self._answer(name, arguments)
-        output = shorten(as_text(result.output), self._output_chars)
-        metrics = {**result.metrics, "seconds": time.perf_counter() - started}
-        return replace(result, output=output, metrics=metrics)
+        return replace(result, output=shorten(as_text(result.output), self._output_chars))
 
     async def _answer(self, name: str, arguments: str | dict[str, Any]) -> ToolResult:
         entry = self._open.get(name)

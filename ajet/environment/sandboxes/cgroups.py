@@ -70,29 +70,21 @@ class Cgroup:
             _remove(folder, time.monotonic() + REMOVE_S)
 
 
-def sweep() -> int:
-    """Remove groups whose owners were killed. Returns how many there were."""
-    swept = 0
+def sweep() -> None:
+    """Remove groups whose owners were killed."""
     for parent in dict.fromkeys(_parents().values()):
         for folder in parent.glob(f"{PREFIX}*"):
             owner = _NAME.fullmatch(folder.name)
             if owner is not None and started(int(owner["process"])) != int(owner["since"]):
-                swept += _remove(folder, time.monotonic() + 0.1)
-    return swept
+                _remove(folder, time.monotonic() + 0.1)
 
 
-def _remove(folder: Path, give_up: float) -> bool:
-    while True:
-        try:
+def _remove(folder: Path, give_up: float) -> None:
+    while folder.exists() and time.monotonic() < give_up:
+        with contextlib.suppress(OSError):  # the kernel has not yet noticed that its last process has ended
             folder.rmdir()
-        except FileNotFoundError:
-            return False
-        except OSError:
-            if time.monotonic() > give_up:
-                return False
-            time.sleep(0.005)
-        else:
-            return True
+            return
+        time.sleep(0.005)
 
 
 def started(process: int) -> int:

@@ -327,11 +327,10 @@ def _ulimits(settings: SandboxSettings) -> list[str]:
     return [part for name, limit in limits.items() for part in ("--ulimit", f"{name}={limit}:{limit}")]
 
 
-def sweep(program: str) -> int:
-    """Remove containers whose owner on this machine is dead, or whose deadline is over. Returns how many."""
+def sweep(program: str) -> None:
+    """Remove containers whose owner on this machine is dead, or whose deadline is over."""
     settings = SandboxSettings(kind=program)
     listed = _answer(settings, ["ps", "--all", "--quiet", "--filter", f"label={LABEL}=1"], may_fail=True).split()
-    swept = 0
     for container in listed:
         labels = _answer(settings, ["inspect", "--format", "{{json .Config.Labels}}", container], may_fail=True)
         try:
@@ -342,8 +341,6 @@ def sweep(program: str) -> int:
             continue  # it is being removed
         if gone or time.time() > expires:
             _answer(settings, ["rm", "--force", container], may_fail=True)
-            swept += 1
-    return swept
 
 
 def _user(settings: SandboxSettings) -> str:

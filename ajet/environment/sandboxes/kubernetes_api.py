@@ -240,18 +240,15 @@ class Cluster:
                 if error.status != 404:
                     raise
 
-    async def sweep(self) -> int:
-        """Remove pods of ours that belong to nobody any more. Returns how many there were."""
+    async def sweep(self) -> None:
+        """Remove pods of ours that belong to nobody any more."""
         with self._asking("list pods"):
             found = await self._core.list_namespaced_pod(
                 self.namespace, label_selector=f"{LABEL}=1", _request_timeout=REQUEST_S
             )
-        swept = 0
         for each in found.items:
             if is_left_over(each.status.phase, each.metadata.annotations):
                 await self.delete(each.metadata.name)
-                swept += 1
-        return swept
 
     async def own_pod(self) -> dict[str, Any] | None:
         """A reference to the pod that we run in, if we run in one of this namespace."""

@@ -57,7 +57,7 @@ def answer(*args: Any, **kwargs: Any) -> ToolResult:
 
 def test_a_call_is_answered() -> None:
     result = answer(repeat, '{"text": "ab", "times": 3}')
-    assert result.success and result.output == "ababab" and result.metrics["seconds"] >= 0
+    assert result.success and result.output == "ababab"
 
 
 def test_a_whole_number_may_be_written_with_a_point() -> None:
