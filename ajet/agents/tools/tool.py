@@ -8,7 +8,7 @@ answers with a `ToolResult` that the model can act on.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -148,7 +148,7 @@ def as_text(value: Any) -> str:
         return "done"
     if isinstance(value, bytes | bytearray):
         return decode(bytes(value))
-    text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False, default=safe_repr)
+    text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False, default=repr)
     return text.encode("utf-8", errors="replace").decode()  # half a surrogate pair can't be sent
 
 
@@ -163,19 +163,10 @@ def plain(value: Any) -> Any:
     return value
 
 
-def safe_repr(value: Any) -> str:
-    """`repr(value)`, even if that raises."""
-    return _guarded(lambda: repr(value), value)
-
-
 def describe_error(error: BaseException) -> str:
     """`ValueError: what it says`, even if an exception's own `__str__` raises or returns megabytes."""
-    text = shorten(_guarded(lambda: str(error), error), ERROR_CHARS)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _guarded(text: Callable[[], str], value: Any) -> str:
     try:
-        return text()
-    except Exception as error:  # noqa: BLE001 - a user's `__repr__` or `__str__` may raise anything
-        return f"[a {type(value).__name__} that can't be shown: {type(error).__name__}]"
+        text = shorten(str(error), ERROR_CHARS)
+    except Exception as awkward:  # noqa: BLE001 - a user's class may raise anything
+        text = f"[a message that can't be shown: {type(awkward).__name__}]"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -104,11 +104,6 @@ class Toolset:
         self._stack.push_async_callback(_close, tool.name, opened)
         self._open[tool.name] = _Entry(tool, opened, validator)
 
-    @property
-    def names(self) -> list[str]:
-        """The tools' names, in order."""
-        return list(self._open)
-
     def schemas(self) -> list[dict[str, Any]]:
         """The tools in OpenAI's form."""
         return [tool_schema(entry.tool) for entry in self._open.values()]
