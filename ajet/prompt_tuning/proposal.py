@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from ajet.prompt_tuning.trial import Trial
-from ajet.schema.chat import Message
+from ajet.schema.chat import Message, plain_text
 from ajet.schema.errors import AjetError, UserError
 from ajet.schema.resources import PromptSet, PromptTemplate, PromptTemplateError
 
@@ -276,7 +276,8 @@ def messages_for(ask: Ask) -> list[Message]:
         Kind.REWRITE: _rewrite,
         Kind.REFLECT: _reflect,
     }[ask.kind](ask)
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+    text = "\n\n".join(["These templates instruct an agent:", _templates(ask), *asked])
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
 
 
 def again(messages: list[Message], reply: str, wrong: str) -> list[Message]:
@@ -285,48 +286,38 @@ def again(messages: list[Message], reply: str, wrong: str) -> list[Message]:
     return [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": complaint}]
 
 
-def _critique(ask: Ask) -> str:
-    return _paragraphs(
-        "These templates instruct an agent:",
-        _templates(ask),
-        "This is what happened when it used them:",
-        _trials(ask.trials),
+def _critique(ask: Ask) -> list[str]:
+    return [
+        *_trials(ask),
         "Criticise the templates, in at most 150 words. " + CRITIQUE_ANGLES[ask.draw % len(CRITIQUE_ANGLES)],
         "Don't solve the tasks, and don't write the new templates yet: somebody else will, from your criticism alone.",
-    )
+    ]
 
 
-def _edit(ask: Ask) -> str:
-    return _paragraphs(
-        "These templates instruct an agent:",
-        _templates(ask),
+def _edit(ask: Ask) -> list[str]:
+    return [
         "A reviewer who saw the agent use them criticises:",
         f"<criticism>\n{ask.feedback}\n</criticism>",
         "Write templates that answer the criticism. " + EDIT_ANGLES[ask.draw % len(EDIT_ANGLES)],
         _form(ask),
-    )
+    ]
 
 
-def _rewrite(ask: Ask) -> str:
-    return _paragraphs(
-        "These templates instruct an agent:",
-        _templates(ask),
+def _rewrite(ask: Ask) -> list[str]:
+    return [
         f"Write a different version that may work better. This is attempt number {ask.draw + 1}: try an approach of "
         "its own.",
         _form(ask),
-    )
+    ]
 
 
-def _reflect(ask: Ask) -> str:
-    return _paragraphs(
-        "These templates instruct an agent:",
-        _templates(ask),
-        "This is what happened when it used them:",
-        _trials(ask.trials),
+def _reflect(ask: Ask) -> list[str]:
+    return [
+        *_trials(ask),
         "Find out what the tasks demand that the templates don't say: facts, rules, formats, and a way of working that "
         "did well. Then write templates that say so.",
         _form(ask),
-    )
+    ]
 
 
 def _form(ask: Ask) -> str:
@@ -355,8 +346,9 @@ def _placeholders(template: PromptTemplate) -> str:
     return f"(placeholders: {names})" if names else "(no placeholders)"
 
 
-def _trials(trials: Iterable[Trial]) -> str:
-    return "\n".join(describe(trial, number) for number, trial in enumerate(trials, 1))
+def _trials(ask: Ask) -> list[str]:
+    described = (describe(trial, number) for number, trial in enumerate(ask.trials, 1))
+    return ["This is what happened when it used them:", "\n".join(described)]
 
 
 def describe(trial: Trial, number: int = 1) -> str:
@@ -374,10 +366,8 @@ def describe(trial: Trial, number: int = 1) -> str:
 
 
 def _message(message: Message) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    parts = [str(content)] if content else []
+    content = plain_text(message.get("content"))
+    parts = [content] if content else []
     for call in message.get("tool_calls") or []:
         function = call.get("function") or {}
         arguments = function.get("arguments", "")
@@ -393,7 +383,3 @@ def _cut(text: str, length: int) -> str:
         return text
     half = (length - 5) // 2
     return f"{text[:half]} […] {text[-half:]}"
-
-
-def _paragraphs(*parts: str) -> str:
-    return "\n\n".join(parts)

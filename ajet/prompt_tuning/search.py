@@ -160,7 +160,8 @@ class Search:
         """Its number, from 1. Raises BudgetExhausted if nothing is left for it."""
         self.budget.check(1)
         self.round += 1
-        self._reset()
+        self.refused = self._asked = self._failed = 0
+        self.trials = []
         return self.round
 
     def names_of_round(self, number: int) -> tuple[str, ...]:
@@ -203,10 +204,6 @@ class Search:
             random=self.random.getstate(),
         )
         self._on_round(self)
-
-    def _reset(self) -> None:
-        self.refused = self._asked = self._failed = 0
-        self.trials = []
 
     # ------------------------------------------------------------ scores
 
@@ -304,11 +301,11 @@ class Search:
 
     async def critique(self, asks: Sequence[Ask]) -> list[str | None]:
         """A text for each question; None where the proposer failed."""
-        return await concurrently([self._critique(ask) for ask in asks])
+        return await concurrently(self._critique(ask) for ask in asks)
 
     async def draft(self, asks: Sequence[Ask]) -> list[Draft | None]:
         """A checked proposal for each question; None where it was refused or the proposer failed."""
-        return await concurrently([self._draft(ask) for ask in asks])
+        return await concurrently(self._draft(ask) for ask in asks)
 
     def admit(self, drafts: Sequence[Draft | None]) -> list[Candidate]:
         """Number the proposals, in order. Of equal ones, the first counts."""

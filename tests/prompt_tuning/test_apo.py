@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from ajet.prompt_tuning import Budget, BudgetExhausted, Limits, ProposerError, Purpose, Request, Sizes, Trial
+from ajet.prompt_tuning import BudgetExhausted, ProposerError, Purpose, Request, Sizes, Trial
 from ajet.prompt_tuning.apo import APO
 from ajet.prompt_tuning.best_of import BestOf
+from ajet.prompt_tuning.budget import Budget, Limits
 from ajet.prompt_tuning.proposal import Kind, Reply
 from ajet.prompt_tuning.search import Earlier
 from support.search_worlds import Editor, World, make_search, prompts

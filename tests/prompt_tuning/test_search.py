@@ -8,21 +8,17 @@ from typing import Any
 
 import pytest
 
-from ajet.prompt_tuning import (
-    Budget,
-    BudgetExhausted,
-    Candidate,
-    Checks,
-    Limits,
-    Purpose,
-    Request,
-    Score,
-    SearchFailedError,
-    Trial,
-    UnusedTemplateError,
-)
+from ajet.prompt_tuning import BudgetExhausted, Candidate, Kind, Purpose, Reply, Request, Score, Trial
 from ajet.prompt_tuning.best_of import BestOf
-from ajet.prompt_tuning.proposal import Ask, Kind, Reply, messages_for, read_templates
+from ajet.prompt_tuning.budget import Budget, Limits
+from ajet.prompt_tuning.proposal import (
+    Ask,
+    Checks,
+    SearchFailedError,
+    UnusedTemplateError,
+    messages_for,
+    read_templates,
+)
 from ajet.prompt_tuning.trial import common_means
 from ajet.schema.resources import PromptSet, PromptTemplate
 from support.search_worlds import Editor, World, make_search, prompts

@@ -21,7 +21,7 @@ from ajet.config import load_config
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
-from ajet.prompt_tuning import ProposerError, SearchFailedError, UnusedTemplateError
+from ajet.prompt_tuning.proposal import ProposerError, SearchFailedError, UnusedTemplateError
 from ajet.schema.errors import ConfigError
 from support.call_trees import weights_version
 from support.searchers import HERE, project
