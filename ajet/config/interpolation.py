@@ -12,6 +12,7 @@ INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 OPENING = re.compile(r"(\\*)\$\{")
 """The beginning of an interpolation. A backslash before it makes it plain text, and two of them are one."""
 COMPUTED = re.compile(r"\$\{[^{}:]*\$\{")
+CYCLE = "the interpolation refers to itself: remove the cycle"
 
 
 class InterpolationProblem(AjetError):
@@ -45,8 +46,8 @@ def resolve(tree: dict[str, Any]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import GrammarParseError, MissingMandatoryValue, OmegaConfBaseException
 
-    _Sizes(tree).check()
     try:
+        _Sizes(tree).of(())
         resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         path = _path(tree, str(error.full_key or ""))
@@ -56,11 +57,9 @@ def resolve(tree: dict[str, Any]) -> dict[str, Any]:
             message = "`???` marks a value that must be given: set it here or on the command line"
         elif isinstance(error, GrammarParseError):
             message = f"not a valid interpolation: {message}"
-        elif "Recursive interpolation" in message or "parent node" in message:
-            message = "the interpolation refers to itself: remove the cycle"
         raise InterpolationProblem(path, message) from None
     except RecursionError:
-        raise InterpolationProblem((), "an interpolation refers to itself: remove the cycle") from None
+        raise InterpolationProblem((), "one interpolation refers to the next, too many times") from None
     assert isinstance(resolved, dict)
     return {**resolved}  # keys that are no names are refused later, with their line
 
@@ -91,27 +90,24 @@ class _Sizes:
         self.tree = tree
         self.known: dict[tuple[Any, ...], tuple[int, int] | None] = {}
 
-    def check(self) -> None:
-        self._of(())
-
-    def _of(self, path: tuple[Any, ...]) -> tuple[int, int]:
+    def of(self, path: tuple[Any, ...]) -> tuple[int, int]:
         """(characters, values) of the value at `path`; None while it is being counted."""
         if path in self.known:
             known = self.known[path]
             if known is None:
-                raise InterpolationProblem(path, "the interpolation refers to itself: remove the cycle")
+                raise InterpolationProblem(path, CYCLE)
             return known
         self.known[path] = None
         value = _at(self.tree, list(path))
         inner: list[tuple[int, int]] = []
         if isinstance(value, dict):
-            inner = [self._of((*path, key)) for key in value]
+            inner = [self.of((*path, key)) for key in value]
         elif isinstance(value, list):
-            inner = [self._of((*path, index)) for index in range(len(value))]
+            inner = [self.of((*path, index)) for index in range(len(value))]
         elif isinstance(value, str):
             if COMPUTED.search(value):
                 raise InterpolationProblem(path, "a key inside `${…}` can't be computed by another `${…}`")
-            inner = [self._of(target) for target in self._targets(value, path)]
+            inner = [self.of(target) for target in self._targets(value, path)]
         own = len(value) if isinstance(value, str) else 1
         size = (own + sum(chars for chars, _ in inner), 1 + sum(values for _, values in inner))
         if size[0] > MAX_BYTES or size[1] > MAX_VALUES:
@@ -125,13 +121,13 @@ class _Sizes:
         while match := INNERMOST.search(text):
             reference = match.group(1).strip()
             text = text[: match.start()] + text[match.end() :]
-            if ":" in reference:
+            if ":" in reference or not reference:
                 continue
             names = reference.lstrip(".")
             dots = len(reference) - len(names)
             base = path[: len(path) - dots] if dots else ()
             target = (*base, *_path(_at(self.tree, list(base)), names))
-            # a place above this one contains it; OmegaConf reports that cycle
-            if target != path[: len(target)]:
-                targets.append(target)
+            if target == path[: len(target)]:
+                raise InterpolationProblem(path, CYCLE)
+            targets.append(target)
         return targets

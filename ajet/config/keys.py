@@ -84,15 +84,10 @@ def where_it_belongs(path: tuple[Any, ...]) -> str:
     if parent not in known_keys() and (own := _keys_of(parent)):
         meant = nearest(last, own)
         return f"did you mean `{'.'.join((*parent, meant))}`?" if meant else f"its keys: {', '.join(own)}"
-    near = nearest(last, siblings, cutoff=0.75)
-    # the same name elsewhere is a better guess than a similar name here, unless they differ by a letter or so
-    elsewhere = [key for key in ours if key.path[-1] == last]
-    if near is None and elsewhere:
+    if elsewhere := [key for key in ours if key.path[-1] == last]:
         best = min(elsewhere, key=lambda key: len(key.path))
         return f"`{last}` belongs in `{'.'.join(best.path[:-1])}`: write `{best.dotted}`\n{best.doc}"
-    if near is None:
-        near = nearest(last, siblings)
-    if near is not None:
+    if (near := nearest(last, siblings)) is not None:
         return _did_you_mean(siblings[near])
     by_name = {key.path[-1]: key for key in reversed(ours)}
     if (far := nearest(last, by_name, cutoff=0.7)) is not None:
@@ -161,7 +156,8 @@ def kinds(fragment: dict[str, Any]) -> list[str]:
     fragment = _dereferenced(fragment)
     if "anyOf" in fragment:
         options = fragment["anyOf"]
-        return [kind for one in options for kind in (["a list of them"] if one.get("items") in options else kinds(one))]
+        single = {kind for one in options if "items" not in one for kind in kinds(one)}
+        return [kind for one in options for kind in _or_list_of_them(one, single)]
     if "const" in fragment:
         return [f"`{fragment['const']}`"]
     if fragment.get("pattern") == "->":
@@ -175,6 +171,11 @@ def kinds(fragment: dict[str, Any]) -> list[str]:
         return [_list_words(fragment)]
     words = {"boolean": "true or false", "string": "text", "null": "null", "object": "a group of keys"}
     return [words.get(str(kind), "anything")]
+
+
+def _or_list_of_them(fragment: dict[str, Any], single: set[str]) -> list[str]:
+    items = fragment.get("items")
+    return ["a list of them"] if items and single.issuperset(kinds(items)) else kinds(fragment)
 
 
 def _list_words(fragment: dict[str, Any]) -> str:

@@ -18,7 +18,6 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -133,24 +132,14 @@ def _file_name(value: str) -> str:
     return value
 
 
-class _OneOrMore:
-    """Marks a list in whose place a single text may stand."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        def as_list(value: Any) -> Any:
-            return [value] if isinstance(value, str) else value
-
-        return core_schema.no_info_before_validator_function(as_list, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        listed = handler(schema)
-        return {"anyOf": [listed["items"], listed]}
+def as_list(value: Any) -> Any:
+    """A single text in place of a list."""
+    return [value] if isinstance(value, str) else value
 
 
 NotBool = BeforeValidator(_refuse_bool)
-OneOrMore = _OneOrMore()
+OneOrMore = Annotated[list[str], BeforeValidator(as_list, str | list[str])]
 
-Int = Annotated[int, NotBool]
 Count = Annotated[int, Field(ge=0), NotBool]
 Positive = Annotated[int, Field(ge=1), NotBool]
 Real = Annotated[float, Field(allow_inf_nan=False), NotBool]

@@ -5,7 +5,7 @@ Of `task_reader`'s blocks, only the one named by `type` is used.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from ajet.config.judges import JudgePartConfig, LlmJudgeConfig, OpenJudgeConfig, PartName, RubricsConfig
 from ajet.config.kinds import JudgeName, ReaderName
@@ -22,15 +22,15 @@ class FileConfig(Section):
 class FieldsConfig(Section):
     """Which fields of a record make a task. All other fields go to the task's metadata."""
 
-    main_query: Annotated[list[str], OneOrMore] = ["main_query", "question", "prompt", "query"]
+    main_query: OneOrMore = ["main_query", "question", "prompt", "query"]
     """Fields that may hold the problem's text; the first one present counts."""
-    task_id: Annotated[list[str], OneOrMore] = ["task_id", "id"]
+    task_id: OneOrMore = ["task_id", "id"]
     """Fields that may hold a unique id. Without one, it is derived from the record."""
-    init_messages: Annotated[list[str], OneOrMore] = ["init_messages", "messages"]
+    init_messages: OneOrMore = ["init_messages", "messages"]
     """Fields that may hold the first messages."""
-    env_type: Annotated[list[str], OneOrMore] = ["env_type"]
+    env_type: OneOrMore = ["env_type"]
     """Fields that may name the environment."""
-    tag: Annotated[list[str], OneOrMore] = ["tag"]
+    tag: OneOrMore = ["tag"]
     """Fields that may hold a label, by which metrics are broken down."""
 
 
@@ -74,7 +74,7 @@ class EnvServiceConfig(Section):
 class DocumentReaderConfig(Section):
     """`ajet.task_reader.data_generation.document_reader`: documents to generate tasks from."""
 
-    document_path: Annotated[list[str], OneOrMore] = []
+    document_path: OneOrMore = []
     """Files (txt, md, pdf, docx, html) or folders of them."""
     chunk_size: Positive = 5120
     """Characters per chunk."""
@@ -188,7 +188,7 @@ class TraceFilterConfig(Section):
 class TracingConfig(Section):
     """`ajet.task_reader.tracing`: tasks from production traces."""
 
-    base_url: Annotated[list[str], OneOrMore] = []
+    base_url: OneOrMore = []
     """Files or folders: AgentScope-Studio's SQLite, OpenTelemetry spans as OTLP JSON, an `episodes.sqlite`."""
     train_output_path: str | None = None
     """A JSON Lines file that collects accepted tasks; their traces aren't reviewed again."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ajet.config.kinds import EstimatorName, LossName, OptimiserName, ProposerName, RecipeName, TrackerName
@@ -17,12 +17,12 @@ from ajet.config.section import (
     Decay,
     NonNegative,
     NotBool,
-    OneOrMore,
     Positive,
     Real,
     Section,
     Share,
     Temperature,
+    as_list,
 )
 
 
@@ -266,7 +266,7 @@ class TrainerCommonConfig(Section):
     folder."""
     seed: Count = 0
     """Seed of the trainer."""
-    logger: Annotated[list[TrackerName], OneOrMore] = ["console"]
+    logger: Annotated[list[TrackerName], BeforeValidator(as_list, TrackerName | list[TrackerName])] = ["console"]
     """Where metrics go besides `metrics.jsonl`, as a name or a list; `path/file.py->Class` is your own sink."""
     checkpoint_base_dir: str | None = None
     """Folder for checkpoints instead of the experiment's own, which then has a link to them."""

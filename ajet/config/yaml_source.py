@@ -7,6 +7,7 @@ Numbers, booleans and null are read as OmegaConf reads them (so `1e-6` is a numb
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ from yaml.events import (
     DocumentStartEvent,
     Event,
     MappingEndEvent,
-    MappingStartEvent,
+    NodeEvent,
     ScalarEvent,
     SequenceEndEvent,
     SequenceStartEvent,
@@ -40,7 +41,7 @@ FLOAT = re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(
 INFINITY = re.compile(r"^([-+]?)\.(?:inf|Inf|INF)$")
 NOT_A_NUMBER = re.compile(r"^\.(?:nan|NaN|NAN)$")
 
-PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
+TEXT_TAG = "tag:yaml.org,2002:str"
 
 NO_NAME = ("a key must be a name", "quote text that begins with [ or {; `{{…}}` needs quotes too")
 NOT_YAML = {"\t": "a tab", "\xa0": "a no-break space", "\u3000": "a wide space"}
@@ -68,9 +69,6 @@ class YamlNode:
 
     value: Any
     line: int
-    size: int = 1
-    """Number of values in it, itself included, with anchors expanded."""
-    depth: int = 1
     key_lines: dict[Any, int] = field(default_factory=dict)
 
     def plain(self) -> Any:
@@ -115,14 +113,7 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError:
         folder = path.parent
         present = [entry.name for entry in folder.glob("*.y*ml")] if folder.is_dir() else []
-        near = next(
-            (
-                name
-                for name in present
-                if Path(name).stem == nearest(path.stem, (Path(other).stem for other in present))
-            ),
-            None,
-        )
+        near = nearest(path.name, present)
         there = f"did you mean {folder / near}?" if near else ", ".join(sorted(present)[:8])
         where = f"\n    {'' if near else 'there are: '}{there}" if there else ""
         raise ConfigError(f"{path}: no such file" + where) from None
@@ -172,11 +163,12 @@ def resolve_plain(text: str) -> Any:
 
 
 class _Composer:
-    """Turns parser events into nodes, counting as it goes."""
+    """Turns parser events into nodes, and counts them. PyYAML's own composer crashes where nesting is too deep."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self.text = text
+        self.events: Iterator[Any] = iter(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
         self.anchors: dict[str, YamlNode | None] = {}
         """None until the anchored value is complete."""
         self.values = 0
@@ -185,11 +177,17 @@ class _Composer:
         raise ConfigError(f"{self.name}:{line}: {message}" + (f"\n    {hint}" if hint else ""))
 
     def compose(self) -> YamlNode | None:
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        root = None
         try:
-            return self._compose(iter(yaml.parse(self.text, Loader=loader)))
+            for event in self.events:
+                if isinstance(event, DocumentStartEvent) and root is not None:
+                    line = event.start_mark.line + 1
+                    self.fail(line, "a second document begins (`---`)", "keep one document per file")
+                if isinstance(event, NodeEvent):
+                    root = self._node(event, 1)
         except yaml.YAMLError as error:
             self._explain(error)
+        return root
 
     def _explain(self, error: yaml.YAMLError) -> NoReturn:
         """Raise the parser's error with its line and the usual cause."""
@@ -217,69 +215,62 @@ class _Composer:
             line = begun.line + 1
         self.fail(line, f"not YAML: {problem}", hint)
 
-    def _compose(self, events: Any) -> YamlNode | None:
-        root: YamlNode | None = None
-        documents = 0
-        # for each open collection: its node, its anchor and, in a mapping, the key that is waiting for its value
-        stack: list[tuple[YamlNode, str | None, list[Any]]] = []
-        for event in events:
-            line = event.start_mark.line + 1
-            if isinstance(event, DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    self.fail(line, "a second document begins (`---`)", "keep one document per file")
-                continue
-            if isinstance(event, MappingEndEvent | SequenceEndEvent):
-                node, anchor, _ = stack.pop()
-                if isinstance(node.value, dict):
-                    self._unfilled(node)
-                    self._merge(node)
-                self._finish(node, anchor)
-            elif isinstance(event, MappingStartEvent | SequenceStartEvent):
-                self._check_tag(event, line)
-                empty: Any = {} if isinstance(event, MappingStartEvent) else []
-                if event.anchor:
-                    self.anchors[event.anchor] = None
-                if len(stack) >= MAX_DEPTH:
-                    self.fail(line, f"nested more than {MAX_DEPTH} levels deep")
-                stack.append((YamlNode(empty, line), event.anchor, []))
-                continue
-            elif isinstance(event, ScalarEvent):
-                self._check_tag(event, line)
-                node = YamlNode(self._scalar(event, line), line)
-                self._finish(node, event.anchor)
-            elif isinstance(event, AliasEvent):
-                node = self._alias(event, line)
-            else:
-                continue
-            self.values += node.size if isinstance(event, AliasEvent | ScalarEvent) else 1
-            if self.values > MAX_VALUES:
-                self.fail(line, f"more than {MAX_VALUES} values after anchors are expanded")
-            if stack:
-                self._add(stack[-1], node, event, line)
-            else:
-                root = node
-        return root
-
-    def _add(self, parent: tuple[YamlNode, str | None, list[Any]], node: YamlNode, event: Event, line: int) -> None:
-        """Add a complete value to the collection it belongs to."""
-        collection, _, waiting = parent
-        if isinstance(collection.value, list):
-            collection.value.append(node)
-        elif not waiting:
-            waiting.append((self._key(node, event, line), line))
+    def _node(self, event: NodeEvent, depth: int) -> YamlNode:
+        """The value that begins with `event`."""
+        line = event.start_mark.line + 1
+        if isinstance(event, AliasEvent):
+            node = self._alias(event, line)
+            self._count(node, depth, line)
+            return node
+        self._check_tag(event, line)
+        node = YamlNode(None, line)
+        self._count(node, depth, line)
+        if event.anchor:
+            self.anchors[event.anchor] = None
+        if isinstance(event, ScalarEvent):
+            node.value = self._scalar(event, line)
+        elif isinstance(event, SequenceStartEvent):
+            node.value = [self._node(each, depth + 1) for each in self._until(SequenceEndEvent)]
         else:
-            key, key_line = waiting.pop()
-            if key in collection.value:
-                first = collection.key_lines[key]
-                self.fail(key_line, f"the key {key!r} is there twice (first on line {first})", "remove one of them")
-            collection.value[key] = node
-            collection.key_lines[key] = key_line
+            node.value = {}
+            for each in self._until(MappingEndEvent):
+                self._add(node, each, depth + 1)
+            self._unfilled(node)
+            self._merge(node)
+        if event.anchor:
+            self.anchors[event.anchor] = node
+        return node
+
+    def _until(self, end: type[Event]) -> Iterator[NodeEvent]:
+        while not isinstance(event := next(self.events), end):
+            yield event
+
+    def _count(self, node: YamlNode, depth: int, line: int) -> None:
+        """Count a value; in place of an alias, with all that is in it."""
+        self.values += 1
+        if self.values > MAX_VALUES:
+            self.fail(line, f"more than {MAX_VALUES} values after anchors are expanded")
+        if depth > MAX_DEPTH:
+            self.fail(line, f"nested more than {MAX_DEPTH} levels deep")
+        if isinstance(node.value, dict | list):
+            for inner in node.value.values() if isinstance(node.value, dict) else node.value:
+                self._count(inner, depth + 1, line)
+
+    def _add(self, mapping: YamlNode, event: NodeEvent, depth: int) -> None:
+        """Add a key, which begins with `event`, and its value."""
+        line = event.start_mark.line + 1
+        key = self._key(self._node(event, depth), event, line)
+        value = self._node(next(self.events), depth)
+        if key in mapping.value:
+            first = mapping.key_lines[key]
+            self.fail(line, f"the key {key!r} is there twice (first on line {first})", "remove one of them")
+        mapping.value[key] = value
+        mapping.key_lines[key] = line
 
     def _key(self, node: YamlNode, event: Event, line: int) -> Any:
         if isinstance(node.value, dict) and [each.value for each in node.value.values()] == [None]:
             return Unfilled(f"{{{{{next(iter(node.value))}}}}}")
-        if not isinstance(event, ScalarEvent) or isinstance(node.value, dict | list):
+        if not isinstance(event, ScalarEvent):
             self.fail(line, *NO_NAME)
         if isinstance(node.value, int) and not isinstance(node.value, bool):
             return node.value
@@ -295,21 +286,10 @@ class _Composer:
     def _scalar(self, event: ScalarEvent, line: int) -> Any:
         if "\0" in event.value:
             self.fail(line, "the text has a NUL character (\\0), which no name or prompt can have", "remove it")
-        if event.tag in (None, "!"):
-            return resolve_plain(event.value) if event.tag is None and event.implicit[0] else event.value
-        if event.tag == "tag:yaml.org,2002:str":
-            return event.value
-        value = resolve_plain(event.value)
-        kinds = {"int": int, "float": float, "bool": bool, "null": type(None)}
-        kind = event.tag.rpartition(":")[2]
-        if kind == "float" and isinstance(value, int):
-            return float(value)
-        if kind not in kinds or not isinstance(value, kinds[kind]):
-            self.fail(line, f"{event.value!r} isn't a valid {kind}")
-        return value
+        return resolve_plain(event.value) if event.tag is None and event.implicit[0] else event.value
 
     def _check_tag(self, event: Any, line: int) -> None:
-        if event.tag not in (None, "!") and event.tag not in PLAIN_TAGS:
+        if event.tag not in (None, "!", TEXT_TAG):
             shown = event.tag.replace("tag:yaml.org,2002:", "!!")
             self.fail(line, f"the tag {shown} is not allowed: a config is pure data", "remove the tag")
 
@@ -320,17 +300,6 @@ class _Composer:
         if node is None:
             self.fail(line, f"*{event.anchor} contains itself", "remove the alias")
         return node
-
-    def _finish(self, node: YamlNode, anchor: str | None) -> None:
-        """Measure a complete value, and register it under its anchor."""
-        if isinstance(node.value, dict | list):
-            inner = list(node.value.values()) if isinstance(node.value, dict) else node.value
-            node.size = 1 + sum(child.size for child in inner)
-            node.depth = 1 + max((child.depth for child in inner), default=0)
-            if node.depth > MAX_DEPTH:
-                self.fail(node.line, f"nested more than {MAX_DEPTH} levels deep")
-        if anchor:
-            self.anchors[anchor] = node
 
     def _merge(self, node: YamlNode) -> None:
         """Expand `<<: *base`. The mapping's own keys take precedence."""
