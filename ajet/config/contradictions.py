@@ -70,9 +70,24 @@ def _unused_by_pass_at_k(key: str, when: Condition) -> ContradictionRule:
     )
 
 
+def _imitates(a: AjetConfig) -> bool:
+    return a.trainer_common.algorithm.policy_loss == "sft"
+
+
+def _has_teacher(a: AjetConfig) -> bool:
+    return a.trainer_common.algorithm.distillation.teacher is not None
+
+
+def _compares_over_batch(a: AjetConfig) -> bool:
+    return a.trainer_common.algorithm.adv_estimator == "reinforce_plus_plus"
+
+
+def _takes_kl_from_reward(a: AjetConfig) -> bool:
+    return a.trainer_common.algorithm.use_kl_in_reward
+
+
 def _passes_at_k(a: AjetConfig) -> bool:
-    algorithm = a.trainer_common.algorithm
-    return algorithm.adv_estimator == "pass_at_k" and algorithm.policy_loss != "sft"
+    return a.trainer_common.algorithm.adv_estimator == "pass_at_k" and not _imitates(a)
 
 
 def _longest(a: AjetConfig) -> int:
@@ -81,7 +96,7 @@ def _longest(a: AjetConfig) -> int:
 
 def _has_kl_term(a: AjetConfig) -> bool:
     trainer = a.trainer_common
-    return bool(trainer.use_kl_loss and trainer.kl_loss_coef) and not trainer.algorithm.use_kl_in_reward
+    return bool(trainer.use_kl_loss and trainer.kl_loss_coef) and not _takes_kl_from_reward(a)
 
 
 def _asks_remote_teacher(a: AjetConfig) -> bool:
@@ -89,9 +104,8 @@ def _asks_remote_teacher(a: AjetConfig) -> bool:
 
 
 def _compares_episodes(a: AjetConfig) -> bool:
-    algorithm = a.trainer_common.algorithm
-    taught_alone = algorithm.distillation.teacher is not None and algorithm.distillation.mode == "alone"
-    return algorithm.adv_estimator != "reinforce_plus_plus" and algorithm.policy_loss != "sft" and not taught_alone
+    taught_alone = _has_teacher(a) and a.trainer_common.algorithm.distillation.mode == "alone"
+    return not (_compares_over_batch(a) or _imitates(a) or taught_alone)
 
 
 def _backbones_for_engine(a: AjetConfig) -> str:
@@ -107,24 +121,15 @@ def _has_price(a: AjetConfig) -> bool:
 def _scores(ajet: AjetConfig) -> Iterator[Contradiction]:
     """The rule for every judge's range of scores: it stands outside the table, as parts have the user's names."""
     judge = ajet.task_judge
-    blocks: dict[str, LlmJudgeConfig | RubricsConfig | OpenJudgeConfig | None] = {
-        "llm_judge": judge.llm_judge,
-        "rubrics_auto_grader": judge.rubrics_auto_grader,
-        "openjudge": judge.openjudge,
-    }
-    for name, part in judge.parts.items():
-        blocks |= {
-            f"parts.{name}.llm_judge": part.llm_judge,
-            f"parts.{name}.rubrics_auto_grader": part.rubrics_auto_grader,
-            f"parts.{name}.openjudge": part.openjudge,
-        }
-    for place, block in blocks.items():
-        if block is not None and block.min_score >= block.max_score:
-            yield Contradiction(
-                (f"task_judge.{place}.min_score", f"task_judge.{place}.max_score"),
-                f"min_score ({block.min_score:g}) is not below max_score ({block.max_score:g})",
-                "swap them" if block.min_score > block.max_score else "a score between them must be possible",
-            )
+    for above, group in (("", judge), *((f"parts.{name}.", part) for name, part in judge.parts.items())):
+        for kind in ("llm_judge", "rubrics_auto_grader", "openjudge"):
+            block: LlmJudgeConfig | RubricsConfig | OpenJudgeConfig | None = group[kind]
+            if block is not None and block.min_score >= block.max_score:
+                yield Contradiction(
+                    (f"task_judge.{above}{kind}.min_score", f"task_judge.{above}{kind}.max_score"),
+                    f"min_score ({block.min_score:g}) is not below max_score ({block.max_score:g})",
+                    "swap them" if block.min_score > block.max_score else "a score between them must be possible",
+                )
 
 
 DATA_RULES = (
@@ -162,7 +167,7 @@ DATA_RULES = (
         ("task_reader.curriculum.enabled", f"{ALGORITHM}.sft.demonstrations"),
         lambda a: (
             a.task_reader.curriculum.enabled
-            and a.trainer_common.algorithm.policy_loss == "sft"
+            and _imitates(a)
             and a.trainer_common.algorithm.sft.demonstrations is not None
         ),
         "recorded conversations are imitated, so no task is tried and there are no solve rates",
@@ -262,18 +267,13 @@ ALGORITHM_RULES = (
     ),
     ContradictionRule(
         (f"{ALGORITHM}.recipe", f"{ALGORITHM}.distillation.teacher"),
-        lambda a: (
-            a.trainer_common.algorithm.recipe == "distill" and a.trainer_common.algorithm.distillation.teacher is None
-        ),
+        lambda a: a.trainer_common.algorithm.recipe == "distill" and not _has_teacher(a),
         "recipe: distill learns from a teacher, and there is none",
         "set algorithm.distillation.teacher to a model, or to the address of a vLLM server",
     ),
     ContradictionRule(
         (f"{ALGORITHM}.distillation.teacher", f"{ALGORITHM}.policy_loss"),
-        lambda a: (
-            a.trainer_common.algorithm.distillation.teacher is not None
-            and a.trainer_common.algorithm.policy_loss == "sft"
-        ),
+        lambda a: _has_teacher(a) and _imitates(a),
         "a teacher's opinion is an advantage, and policy_loss: sft uses none",
         "set policy_loss: ppo",
     ),
@@ -294,9 +294,7 @@ ALGORITHM_RULES = (
     ),
     ContradictionRule(
         (f"{ALGORITHM}.sequence_mask", f"{ALGORITHM}.policy_loss"),
-        lambda a: (
-            a.trainer_common.algorithm.sequence_mask is not None and a.trainer_common.algorithm.policy_loss == "sft"
-        ),
+        lambda a: a.trainer_common.algorithm.sequence_mask is not None and _imitates(a),
         "the sequence mask leaves out what has a negative advantage, and policy_loss: sft uses no advantages",
         "leave sequence_mask out",
     ),
@@ -307,17 +305,17 @@ ALGORITHM_RULES = (
     ),
     _replay(
         f"{ALGORITHM}.policy_loss",
-        lambda a: a.trainer_common.algorithm.policy_loss == "sft",
+        _imitates,
         "policy_loss: sft has no probability ratios",
     ),
     _replay(
         f"{ALGORITHM}.adv_estimator",
-        lambda a: a.trainer_common.algorithm.adv_estimator == "reinforce_plus_plus",
+        _compares_over_batch,
         "reinforce_plus_plus compares over the batch, and would compare rewards of several policies",
     ),
     _replay(
         f"{ALGORITHM}.use_kl_in_reward",
-        lambda a: a.trainer_common.algorithm.use_kl_in_reward,
+        _takes_kl_from_reward,
         "the divergence of the present policy can't be read off replies of an earlier one",
     ),
     _replay(
@@ -347,17 +345,17 @@ ALGORITHM_RULES = (
     ),
     _resampling(
         f"{ALGORITHM}.adv_estimator",
-        lambda a: a.trainer_common.algorithm.adv_estimator == "reinforce_plus_plus",
+        _compares_over_batch,
         "reinforce_plus_plus trains groups whose rewards are all equal, too",
     ),
     _resampling(
         f"{ALGORITHM}.policy_loss",
-        lambda a: a.trainer_common.algorithm.policy_loss == "sft",
+        _imitates,
         "policy_loss: sft compares no rewards",
     ),
     _resampling(
         f"{ALGORITHM}.distillation.teacher",
-        lambda a: a.trainer_common.algorithm.distillation.teacher is not None,
+        _has_teacher,
         "a teacher's opinion is trained whatever the rewards",
     ),
     ContradictionRule(
@@ -369,7 +367,7 @@ ALGORITHM_RULES = (
     ),
     _unused_by_pass_at_k(f"{ALGORITHM}.baseline", lambda a: a.trainer_common.algorithm.baseline in ("turn", "state")),
     _unused_by_pass_at_k("rollout.gamma", lambda a: a.rollout.gamma < 1),
-    _unused_by_pass_at_k(f"{ALGORITHM}.use_kl_in_reward", lambda a: a.trainer_common.algorithm.use_kl_in_reward),
+    _unused_by_pass_at_k(f"{ALGORITHM}.use_kl_in_reward", _takes_kl_from_reward),
     _unused_by_pass_at_k(f"{ALGORITHM}.overlong.buffer", lambda a: a.trainer_common.algorithm.overlong.buffer > 0),
     ContradictionRule(
         ("rollout.num_repeat", f"{ALGORITHM}.adv_estimator"),

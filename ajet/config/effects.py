@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ajet.config.kinds import RECIPES, BackboneName, EngineName, PartOf
+from ajet.config.kinds import RECIPES, BackboneName, EngineName
 from ajet.config.old_keys import Translated
 from ajet.config.root import AjetConfig, Config
 from ajet.config.section import Section
@@ -90,13 +90,12 @@ ONLY_WITH_ENGINE: Mapping[str, tuple[EngineName, ...]] = {
 """On `debug`, `local` and `prompt`, which run the engine themselves: the engines with which a key has an effect."""
 
 
-def section_at(ajet: AjetConfig, key: str) -> tuple[Section, str]:
-    """The group that holds a key (below `ajet`), and the key's name in it."""
-    *groups, name = key.split(".")
-    section: Section = ajet
-    for group in groups:
-        section = section[group]
-    return section, name
+def value_at(ajet: AjetConfig, path: Sequence[str]) -> Any:
+    """The value of a key below `ajet`, or the group there; None below a group that isn't given."""
+    value: Any = ajet
+    for name in path:
+        value = None if value is None else value[name]
+    return value
 
 
 def left_to_recipe(ajet: AjetConfig) -> dict[str, Any]:
@@ -104,15 +103,10 @@ def left_to_recipe(ajet: AjetConfig) -> dict[str, Any]:
     recipe = ajet.trainer_common.algorithm.recipe
     found: dict[str, Any] = {}
     for key, value in RECIPES[recipe].items() if recipe else ():
-        section, name = section_at(ajet, key)
-        if name not in section.model_fields_set:
-            found[key] = _part(ajet, value) if isinstance(value, PartOf) else value
+        *groups, name = key.split(".")
+        if name not in value_at(ajet, groups).model_fields_set:
+            found[key] = value(ajet) if callable(value) else value
     return found
-
-
-def _part(ajet: AjetConfig, of: PartOf) -> int:
-    section, name = section_at(ajet, of.key)
-    return int(section[name]) // of.by
 
 
 def recipe_line(ajet: AjetConfig, recipe: str) -> str:
@@ -132,17 +126,11 @@ def _written(value: Any) -> str:
     return json.dumps(value).strip('"')
 
 
-def listed(table: Mapping[str, Any], key: str) -> str | None:
-    """The key itself, or the nearest group above it, that is in `table`."""
-    parts = key.split(".")
-    prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-    return next((prefix for prefix in prefixes if prefix in table), None)
-
-
 def entry(table: Mapping[str, Any], key: str) -> Any:
     """What `table` says about a key, or else about the nearest group above it; None if it says nothing."""
-    found = listed(table, key)
-    return None if found is None else table[found]
+    parts = key.split(".")
+    prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((table[prefix] for prefix in prefixes if prefix in table), None)
 
 
 def has_effect(key: str, backbone: BackboneName, engine: EngineName) -> bool:
@@ -176,6 +164,8 @@ def without_effect(config: Config, also: Sequence[BackboneName] = ()) -> list[st
 
 
 def _old_keys(old: Translated) -> Iterator[str]:
+    if old.ignored_blocks:
+        yield f"ignored: {', '.join(f'{name}:' for name in old.ignored_blocks)} (a config is complete without)"
     if old.dropped:
         reasons = "; ".join(dict.fromkeys(old.dropped.values()))
         yield f"old keys that nothing reads: {grouped(list(old.dropped))} ({reasons})"
@@ -188,8 +178,6 @@ def _old_keys(old: Translated) -> Iterator[str]:
 def notes(config: Config, also: Sequence[BackboneName] = ()) -> Iterator[str]:
     """What the user wrote in vain: at most one line of each kind. `also`: other backbones that the command runs."""
     ajet = config.ajet
-    if config.ignored_blocks:
-        yield f"ignored: {', '.join(f'{name}:' for name in config.ignored_blocks)} (a config is complete without)"
     yield from _old_keys(config.old_keys)
     if elsewhere := without_effect(config, also):
         backbone = ajet.backbone or "local"

@@ -70,10 +70,21 @@ def _without_command(a: AjetConfig) -> str:
     return "; ".join(f"{name} has no `command`" for name, service in a.services.items() if not service.command)
 
 
-def _not_elsewhere(name: str, when: Condition, what: str, fix: str) -> ContradictionRule:
+def _without_one_place(a: AjetConfig) -> str:
+    """What is wrong with where the environment is."""
+    world = a.rollout.environment
+    if world is None:
+        return ""
+    if world.source is not None and world.url is not None:
+        return "has both a `source` and a `url`"
+    named = world.source is not None or world.url is not None or a.task_reader.type == "env_service"
+    return "" if named else "has neither a `source` (or `class`) nor a `url`"
+
+
+def _not_elsewhere(name: str, what: str, fix: str) -> ContradictionRule:
     return ContradictionRule(
         (f"rollout.{name}", RUNNER),
-        lambda a: _remote(a) and when(a),
+        lambda a: _remote(a) and getattr(a.rollout, name) is not None,
         f"remote runners {what}",
         f"remove rollout.{name}, and {fix}",
     )
@@ -169,19 +180,16 @@ EPISODE_RULES = (
     ),
     _not_elsewhere(
         "agent",
-        lambda a: a.rollout.agent is not None,
         "run a workflow of their own, so a ready agent of this config would never run",
         "give the runners a workflow that runs it",
     ),
     _not_elsewhere(
         "environment",
-        lambda a: a.rollout.environment is not None,
         "open their own environments, so this one would never be opened",
         "open it in the runners' workflow",
     ),
     _not_elsewhere(
         "sandbox",
-        lambda a: a.rollout.sandbox is not None,
         "open their own sandboxes, so this one would never be opened",
         "open it in the runners' workflow",
     ),
@@ -218,23 +226,8 @@ EPISODE_RULES = (
     ),
     ContradictionRule(
         ("rollout.environment.url", "rollout.environment"),
-        lambda a: (
-            a.rollout.environment is not None
-            and a.rollout.environment.source is None
-            and a.rollout.environment.url is None
-            and a.task_reader.type != "env_service"
-        ),
-        "has neither a `source` (or `class`) nor a `url`",
-        "name one place, for example `environment: gymnasium:CartPole-v1`",
-    ),
-    ContradictionRule(
-        ("rollout.environment.url", "rollout.environment"),
-        lambda a: (
-            a.rollout.environment is not None
-            and a.rollout.environment.source is not None
-            and a.rollout.environment.url is not None
-        ),
-        "has both a `source` and a `url`",
+        _without_one_place,
+        _without_one_place,
         "name one place, for example `environment: gymnasium:CartPole-v1`",
     ),
     ContradictionRule(
@@ -248,11 +241,6 @@ EPISODE_RULES = (
 
 def _needed_gpus(a: AjetConfig) -> int:
     return a.rollout.n_vllm_engine * a.rollout.tensor_model_parallel_size
-
-
-def _names_gpu_twice(a: AjetConfig) -> bool:
-    devices = a.rollout.vllm.devices
-    return a.rollout.engine == "vllm" and len(set(devices)) < len(devices)
 
 
 def _overlapping(key: str, when: Condition, why: str, fix: str) -> ContradictionRule:
@@ -296,20 +284,11 @@ ENGINE_RULES = (
     ),
     # GPUs of vLLM and the trainer; which of them exist is known only when the run begins
     ContradictionRule(
-        ("rollout.vllm.devices",),
-        _names_gpu_twice,
-        "{rollout.vllm.devices} names a GPU twice",
-        "name each GPU once",
-        on=("debug", "local", "prompt"),
-    ),
-    ContradictionRule(
         ("rollout.vllm.devices", "rollout.n_vllm_engine", "rollout.tensor_model_parallel_size"),
-        lambda a: (
-            a.rollout.engine == "vllm" and not _names_gpu_twice(a) and 0 < len(a.rollout.vllm.devices) < _needed_gpus(a)
-        ),
+        lambda a: a.rollout.engine == "vllm" and 0 < len(set(a.rollout.vllm.devices)) < _needed_gpus(a),
         lambda a: (
             f"{a.rollout.n_vllm_engine} engines on {a.rollout.tensor_model_parallel_size} GPUs each need "
-            f"{_needed_gpus(a)}, and {a.rollout.vllm.devices} are {len(a.rollout.vllm.devices)}"
+            f"{_needed_gpus(a)}, and {a.rollout.vllm.devices} are {len(set(a.rollout.vllm.devices))}"
         ),
         lambda a: f"name {_needed_gpus(a)} GPUs, or lower n_vllm_engine or tensor_model_parallel_size",
         on=("debug", "local", "prompt"),

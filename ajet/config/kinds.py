@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -150,13 +150,6 @@ PROPOSERS: Kinds = {
 """`prompt_tuning.proposer`: a `Proposer` with a class method `from_config(config, runtime)`."""
 
 
-class PartOf(NamedTuple):
-    """A value that depends on another key: that one, divided."""
-
-    key: str
-    by: int
-
-
 _ALGORITHM = "trainer_common.algorithm"
 _NO_CLIPPING: Mapping[str, Any] = {f"{_ALGORITHM}.clip_low": 1.0, f"{_ALGORITHM}.clip_high": 100.0}
 _NO_KL: Mapping[str, Any] = {"trainer_common.use_kl_loss": False}
@@ -185,7 +178,7 @@ _DAPO: Mapping[str, Any] = {
     f"{_ALGORITHM}.loss_norm": "token_mean",
     f"{_ALGORITHM}.clip_high": 0.28,
     f"{_ALGORITHM}.zero_variance_groups": "resample",
-    f"{_ALGORITHM}.overlong.buffer": PartOf("data.max_response_length", 5),
+    f"{_ALGORITHM}.overlong.buffer": lambda ajet: ajet.data.max_response_length // 5,
     f"{_ALGORITHM}.overlong.penalty": 1.0,
 }
 """DAPO (2503.14476). Its buffer is 4,096 of 20,480 tokens."""
@@ -255,7 +248,8 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         f"{_ALGORITHM}.distillation.coef": 1.0,
     },
 }
-"""`trainer_common.algorithm.recipe`: the keys below `ajet` that a recipe sets, where the user doesn't."""
+"""`trainer_common.algorithm.recipe`: the keys below `ajet` that a recipe sets, where the user doesn't. A
+function makes a value from the config."""
 
 
 def load(kinds: Kinds, name: str) -> Any:

@@ -18,19 +18,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from ajet.config.contradictions import contradictions
-from ajet.config.effects import IGNORED_BLOCKS, left_to_recipe, section_at
+from ajet.config.effects import IGNORED_BLOCKS, left_to_recipe, value_at
 from ajet.config.interpolation import InterpolationProblem, is_interpolated, resolve
 from ajet.config.keys import known_keys, nearest, section_of, where_it_belongs
 from ajet.config.kinds import BackboneName
 from ajet.config.old_keys import Translated, is_old, translate
-from ajet.config.problems import COMMAND_LINE, Override, Problem, Sources, config_error, from_validation
+from ajet.config.problems import COMMAND_LINE, KeyPath, Override, Problem, Sources, config_error, from_validation
 from ajet.config.root import READ_YAML_NAME, AjetConfig, Config
 from ajet.config.section import Section
 from ajet.config.tasks import TaskJudgeConfig
 from ajet.config.yaml_source import Unfilled, parse_value, read_yaml_file
 from ajet.schema.errors import ConfigError, ImportPathError
 from ajet.schema.printable import encodable, printable
-from ajet.schema.user_code import find_file, find_named, holds, likely_places, looked_in, split_import_path
+from ajet.schema.user_code import find_file, find_named, holds, likely_places, looked_in, neighbours, split_import_path
 
 LONGEST_SHOWN = 300
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
@@ -39,154 +39,144 @@ HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 
 def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
     """Make relative file names absolute, and yield a problem for each file that isn't there."""
-    yield from _import_path(ajet.rollout, "user_workflow", ("ajet", "rollout"), folder)
-    world = ajet.rollout.environment
-    if world is not None and "->" in (world.source or ""):
-        yield from _import_path(world, "source", ("ajet", "rollout", "environment"), folder)
-    if ajet.rollout.agent is not None and "->" in ajet.rollout.agent.type:
-        yield from _import_path(ajet.rollout.agent, "type", ("ajet", "rollout", "agent"), folder)
-    yield from _import_path(ajet.task_judge, "judge_protocol", ("ajet", "task_judge"), folder)
-    yield from _judge_files(ajet.task_judge, folder)
-    reader, place = ajet.task_reader, ("ajet", "task_reader")
-    if "->" in reader.type:
-        yield from _import_path(reader, "type", place, folder)
-    if reader.type in ("jsonl_dataset_file", "dataset_file"):
-        for split in ("training", "validation"):
-            where = (*place, "jsonl_dataset_file", split)
-            yield from _existing(reader.jsonl_dataset_file[split], "file_path", where, folder, Path.is_file)
-    if reader.type == "huggingface_dat_repo":
-        yield from _folder_or_hub(reader.huggingface_dat_repo, "dataset_path", (*place, "huggingface_dat_repo"), folder)
-    if reader.type == "harbor":
-        for key in ("training_path", "validation_path"):
-            yield from _existing(reader.harbor, key, (*place, "harbor"), folder, Path.is_dir)
-    yield from _model_folder(ajet.model, "path", ("ajet", "model"), folder)
+    for key in OWN_CODE:
+        yield from _import_path(ajet, tuple(key.split(".")), folder)
+    for path, is_there in _files_in_use(ajet):
+        yield from _existing(ajet, path, folder, is_there)
+    for kind, block in _judges_in_use(ajet.task_judge):
+        if kind == "llm_judge":
+            yield from _existing(ajet, (*block, "prompt_file"), folder, Path.is_file)
+        elif kind == "rubrics_auto_grader":
+            for split in SPLITS:
+                yield from _existing(ajet, (*block, "jsonl_dataset_file", split, "file_path"), folder, Path.is_file)
+            rubrics = value_at(ajet, (*block, "rubrics_file"))  # written if missing
+            if rubrics is not None and (found := find_named(rubrics, [folder], Path.is_file)):
+                _put(ajet, (*block, "rubrics_file"), str(found))
+    for name, part in ajet.task_judge.parts.items():
+        if "->" in part.judge:
+            yield from _import_path(ajet, ("task_judge", "parts", name, "judge"), folder)
+    if ajet.task_reader.type == "huggingface_dat_repo":
+        yield from _folder_or_hub(ajet, ("task_reader", "huggingface_dat_repo", "dataset_path"), folder)
+    for path in (("model", "path"), ("trainer_common", "algorithm", "distillation", "teacher")):
+        yield from _model_folder(ajet, path, folder)
+
+
+OWN_CODE = (
+    "rollout.user_workflow",
+    "rollout.environment.source",
+    "rollout.agent.type",
+    "task_judge.judge_protocol",
+    "task_reader.type",
+    "trainer_common.algorithm.adv_estimator",
+    "trainer_common.algorithm.policy_loss",
+    "prompt_tuning.algorithm",
+    "prompt_tuning.proposer",
+)
+"""Keys that may name the user's own code."""
+SPLITS = ("training", "validation")
+
+
+def _files_in_use(ajet: AjetConfig) -> Iterator[tuple[KeyPath, Callable[[Path], bool]]]:
+    """Each key that names a file or folder of the kinds that this run uses."""
+    reader = ajet.task_reader.type
+    if reader in ("jsonl_dataset_file", "dataset_file"):
+        for split in SPLITS:
+            yield ("task_reader", "jsonl_dataset_file", split, "file_path"), Path.is_file
+    if reader == "harbor":
+        for split in SPLITS:
+            yield ("task_reader", "harbor", f"{split}_path"), Path.is_dir
     for name, template in ajet.prompt_tuning.templates.items():
         if not isinstance(template, str):
-            where = ("ajet", "prompt_tuning", "templates", name)
-            yield from _existing(template, "file", where, folder, Path.is_file)
-    algorithm, above = ajet.trainer_common.algorithm, ("ajet", "trainer_common", "algorithm")
-    for key in ("adv_estimator", "policy_loss"):
-        if "->" in algorithm[key]:
-            yield from _import_path(algorithm, key, above, folder)
-    yield from _model_folder(algorithm.distillation, "teacher", (*above, "distillation"), folder)
-    for key in ("algorithm", "proposer"):
-        if "->" in ajet.prompt_tuning[key]:
-            yield from _import_path(ajet.prompt_tuning, key, ("ajet", "prompt_tuning"), folder)
+            yield ("prompt_tuning", "templates", name, "file"), Path.is_file
     if ajet.rollout.engine == "scripted":
-        yield from _existing(ajet.rollout, "scripted_replies", ("ajet", "rollout"), folder, Path.is_file)
+        yield ("rollout", "scripted_replies"), Path.is_file
     if ajet.trainer_common.resume not in ("auto", "never"):
-        yield from _existing(ajet.trainer_common, "resume", ("ajet", "trainer_common"), folder, Path.is_dir)
+        yield ("trainer_common", "resume"), Path.is_dir
 
 
-def _judge_files(judge: TaskJudgeConfig, folder: Path) -> Iterator[Problem]:
-    place = ("ajet", "task_judge")
-    used: list[tuple[tuple[str, ...], str, Section]] = [(place, judge.judge_type, judge)]
+def _judges_in_use(judge: TaskJudgeConfig) -> Iterator[tuple[str, KeyPath]]:
+    """The kind of each judge, and where its settings are: in the part's own block, or else in the common one."""
+    yield judge.judge_type, ("task_judge", judge.judge_type)
     if judge.judge_type == "composite":
         for name, part in judge.parts.items():
-            if "->" in part.judge:
-                yield from _import_path(part, "judge", (*place, "parts", name), folder)
-            used.append(((*place, "parts", name), part.judge, part))
-    for where, kind, section in used:
-        if kind == "llm_judge":
-            own, at = _own_block(judge, section, kind, where)
-            yield from _existing(own, "prompt_file", at, folder, Path.is_file)
-        elif kind == "rubrics_auto_grader":
-            own, at = _own_block(judge, section, kind, where)
-            examples = own["jsonl_dataset_file"]
-            for split in ("training", "validation"):
-                at_split = (*at, "jsonl_dataset_file", split)
-                yield from _existing(examples[split], "file_path", at_split, folder, Path.is_file)
-            if own["rubrics_file"] is not None and (found := find_named(own["rubrics_file"], [folder], Path.is_file)):
-                own.__dict__["rubrics_file"] = str(found)
+            above = ("parts", name) if part.get(part.judge) is not None else ()
+            yield part.judge, ("task_judge", *above, part.judge)
 
 
-def _own_block(
-    judge: TaskJudgeConfig, section: Section, kind: str, where: tuple[str, ...]
-) -> tuple[Section, tuple[str, ...]]:
-    """A part's own block, or else the common one."""
-    if section[kind] is not None:
-        return section[kind], (*where, kind)
-    return judge[kind], ("ajet", "task_judge", kind)
+def _put(ajet: AjetConfig, path: KeyPath, value: Any) -> None:
+    """Set what a key stands for. It still counts as given by the user, or not, as before."""
+    value_at(ajet, path[:-1]).__dict__[path[-1]] = value
 
 
-def _import_path(section: Section, key: str, place: tuple[str, ...], folder: Path) -> Iterator[Problem]:
-    if (text := section[key]) is None:
+def _import_path(ajet: AjetConfig, path: KeyPath, folder: Path) -> Iterator[Problem]:
+    text = value_at(ajet, path)
+    if text is None or ("->" not in text and path[-1] not in ("user_workflow", "judge_protocol")):
         return
     try:
-        path = split_import_path(text)
-        if path.is_file:
-            section.__dict__[key] = f"{find_file(path.place, [folder])}->{path.name}"
+        named = split_import_path(text)
+        if named.is_file:
+            _put(ajet, path, f"{find_file(named.place, [folder])}->{named.name}")
     except ImportPathError as error:
-        yield Problem((*place, key), str(error).partition(";")[0], str(error).partition("; ")[2])
+        yield Problem(("ajet", *path), str(error).partition(";")[0], str(error).partition("; ")[2])
 
 
-def _existing(
-    section: Section, key: str, place: tuple[str, ...], folder: Path, is_there: Callable[[Path], bool]
-) -> Iterator[Problem]:
-    if (text := section[key]) is None:
+def _existing(ajet: AjetConfig, path: KeyPath, folder: Path, is_there: Callable[[Path], bool]) -> Iterator[Problem]:
+    if (text := value_at(ajet, path)) is None:
         return
     if (found := find_named(text, [folder], is_there)) is not None:
-        section.__dict__[key] = str(found)
+        _put(ajet, path, str(found))
         return
-    candidates = likely_places(text, [folder])
     kind = "folder" if is_there == Path.is_dir else "file"
-    present = [
-        entry.name
-        for parent in dict.fromkeys(candidate.parent for candidate in candidates)
-        for entry in (parent.iterdir() if holds(Path.is_dir, parent) else ())
-        if holds(is_there, entry)
-    ]
     given = Path(os.path.expanduser(text))
-    near = nearest(given.name, present)
+    near = nearest(given.name, neighbours(text, [folder], is_there))
     fix = f"did you mean `{given.with_name(near)}`?" if near else f"looked in {looked_in(text, [folder])}"
-    if any(holds(Path.exists, candidate) for candidate in candidates):
+    if find_named(text, [folder]) is not None:
         fix = "it is a folder: name a file in it" if kind == "file" else "name the folder, not a file"
-    yield Problem((*place, key), f"no {kind} {_named(text)}", fix)
+    yield Problem(("ajet", *path), f"no {kind} {_named(text)}", fix)
 
 
 def _named(path: str) -> str:
     return repr(path) if len(path) <= LONGEST_SHOWN else f"{path[:LONGEST_SHOWN]!r}…"
 
 
-def _model_folder(section: Section, key: str, place: tuple[str, ...], folder: Path) -> Iterator[Problem]:
+def _model_folder(ajet: AjetConfig, path: KeyPath, folder: Path) -> Iterator[Problem]:
     """As `_folder_or_hub`; a folder has to hold a model."""
-    text = section[key]
-    if text is None or text.startswith("tiny:") or (key == "teacher" and "://" in text):  # a server's address
+    text = value_at(ajet, path)
+    if text is None or text.startswith("tiny:") or (path[-1] == "teacher" and "://" in text):  # a server's address
         return
-    yield from (problems := list(_folder_or_hub(section, key, place, folder)))
-    if problems or not (found := Path(section[key])).is_absolute():
+    yield from (problems := list(_folder_or_hub(ajet, path, folder)))
+    text = value_at(ajet, path)
+    if problems or not (found := Path(text)).is_absolute():
         return
-    what, fix = f"{section[key]!r} is not a folder", "name a model's folder in Hugging Face form, or a hub id"
+    what, fix = f"{text!r} is not a folder", "name a model's folder in Hugging Face form, or a hub id"
     if holds(Path.is_file, found / "adapter_config.json"):
-        what = f"{section[key]!r} holds a LoRA adapter, not a model"
+        what = f"{text!r} holds a LoRA adapter, not a model"
         fix = "merge it into its base model first (peft: merge_and_unload, then save_pretrained), and name that folder"
     elif holds(Path.is_file, found / "config.json"):
         return
     elif found.is_dir():
-        what = f"{section[key]!r} holds no config.json"
+        what = f"{text!r} holds no config.json"
         if copies := sorted(found.glob("snapshots/*/config.json")):  # of the hub's cache
             fix = f"name {str(copies[-1].parent)!r}"
         elif any(found.glob("*.gguf")):
             what, fix = f"{what}, only GGUF", "name the model that it was made from, in Hugging Face form"
-    yield Problem((*place, key), what, fix)
+    yield Problem(("ajet", *path), what, fix)
 
 
-def _folder_or_hub(section: Section, key: str, place: tuple[str, ...], folder: Path) -> Iterator[Problem]:
+def _folder_or_hub(ajet: AjetConfig, path: KeyPath, folder: Path) -> Iterator[Problem]:
     """A local path, if it exists or looks like one; else a hub's id, which is looked up when it is used.
 
     What could be an id isn't looked up in the folders above: a folder there may bear a hub's name by chance.
     """
-    if (text := section[key]) is None:
+    if (text := value_at(ajet, path)) is None:
         return
     is_id = bool(HUB_ID.match(text)) and not text.startswith((".", "~", "/"))
     near = next((place.resolve() for place in likely_places(text, [folder]) if holds(Path.exists, place)), None)
     if (found := near if is_id else find_named(text, [folder])) is not None:
-        section.__dict__[key] = str(found)
-    if is_id or found is not None:
-        return
-    yield Problem(
-        (*place, key), f"no file or folder {_named(text)}", "write a path that exists, or a hub id such as `owner/name`"
-    )
+        _put(ajet, path, str(found))
+    elif not is_id:
+        fix = "write a path that exists, or a hub id such as `owner/name`"
+        yield Problem(("ajet", *path), f"no file or folder {_named(text)}", fix)
 
 
 OVERRIDE = re.compile(r"^(?P<new>\+{0,2})(?P<key>[^=\s]+)=(?P<value>.*)$", re.DOTALL)
@@ -218,6 +208,7 @@ def load_config(
     if is_interpolated(tree):
         tree = _interpolated(tree, sources)
     old_keys = translate(tree)
+    old_keys.ignored_blocks = ignored
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
@@ -231,8 +222,7 @@ def load_config(
     problems = list(_problems(config.ajet, file.resolve().parent, sources, old_keys, complete))
     if problems:
         raise config_error(sources, problems)
-    config.remember_source(file.resolve(), ignored)
-    config.remember_old_keys(old_keys)
+    config.remember_source(file.resolve(), old_keys)
     return config
 
 
@@ -250,7 +240,7 @@ def make_config(overrides: dict[str, Any] | None = None, /, **blocks: Any) -> Co
         place[parts[-1]] = value
     old_keys = translate(tree)
     config = Config.model_validate(tree)
-    config.remember_old_keys(old_keys)
+    config.remember_source(None, old_keys)
     apply_recipe(config.ajet)
     return config
 
@@ -258,8 +248,7 @@ def make_config(overrides: dict[str, Any] | None = None, /, **blocks: Any) -> Co
 def apply_recipe(ajet: AjetConfig) -> None:
     """Give what the recipe sets to the keys that the user doesn't. They still count as not given."""
     for key, value in left_to_recipe(ajet).items():
-        group, name = section_at(ajet, key)
-        group.__dict__[name] = value
+        _put(ajet, tuple(key.split(".")), value)
 
 
 def _problems(ajet: AjetConfig, folder: Path, sources: Sources, old_keys: Translated, complete: bool) -> list[Problem]:
@@ -297,9 +286,9 @@ def _needed_for_reader(ajet: AjetConfig) -> Iterator[Problem]:
     if kind not in NEEDED_BY_READER or ajet.task_runner.wrapper_type == "outside":
         return
     key, fix = NEEDED_BY_READER[kind]
-    section, name = section_at(ajet, f"task_reader.{key}")
-    if not section[name]:
-        yield Problem(("ajet", "task_reader", *key.split(".")), f"is needed by `task_reader.type: {kind}`", fix)
+    path = ("task_reader", *key.split("."))
+    if not value_at(ajet, path):
+        yield Problem(("ajet", *path), f"is needed by `task_reader.type: {kind}`", fix)
 
 
 def _check_top(tree: dict[str, Any], sources: Sources) -> None:
@@ -423,12 +412,10 @@ def _full_path(text: str, path: tuple[str, ...], new: bool, tree: dict[str, Any]
         return path
     own = [name for name in tree if name not in Config.model_fields and name not in IGNORED_BLOCKS]
     near = nearest(first, [*AjetConfig.model_fields, *map(str, own)], cutoff=0.75)
-    if near in own:
-        hint = f"\ndid you mean `{near}`?"
-    elif near is not None:
-        hint = f"\ndid you mean `{'.'.join((near, *path[1:]))}`?"
-    else:
+    if near is None:
         hint = "\n" + where_it_belongs(("ajet", *path))
+    else:
+        hint = f"\ndid you mean `{'.'.join((near, *path[1:]))}`?"
     hint += f"\n(to add a block of your own: +{text})"
     raise ConfigError(f"unknown key `{'.'.join(path)}`" + hint.replace("\n", "\n    "))
 

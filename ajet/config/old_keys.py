@@ -106,6 +106,8 @@ class Translated:
     """Old keys whose present name was given, too: that one counts."""
     dropped: dict[str, str] = field(default_factory=dict)
     """Old key → the reason."""
+    ignored_blocks: list[str] = field(default_factory=list)
+    """Top-level blocks of that file that have no meaning here (`hydra`, `defaults`)."""
 
     def written(self, path: tuple[Any, ...]) -> tuple[Any, ...]:
         """The path under which the file has what is now at `path`."""
@@ -123,54 +125,46 @@ def translate(tree: dict[str, Any]) -> Translated:
     if isinstance(ajet, dict):
         # names first: what was below an old group is then looked up below its present name
         for key, became in sorted(OLD_KEYS.items(), key=lambda entry: isinstance(entry[1], Dropped)):
-            for path in list(_matching(ajet, tuple(key.split(".")))):
-                _apply(ajet, path, became, done)
+            for group, path in list(_matching(ajet, key.split("."))):
+                _apply(ajet, group, path, became, done)
         for key, values in OLD_VALUES.items():
-            for path in _matching(ajet, tuple(key.split("."))):
-                _reword(ajet, path, values)
+            for group, path in _matching(ajet, key.split(".")):
+                if isinstance(value := group[path[-1]], str):
+                    group[path[-1]] = values.get(value, value)
     return done
 
 
 def is_old(path: tuple[str, ...]) -> bool:
     """Whether a key (below `ajet`), or a group above it, is of old files."""
-    return any(_fits(path[: len(old)], old) for old in (tuple(key.split(".")) for key in OLD_KEYS))
+    return any(_begins_with(path, key.split(".")) for key in OLD_KEYS)
 
 
-def _fits(path: Path, pattern: Path) -> bool:
-    return len(path) == len(pattern) and all(part in ("*", name) for part, name in zip(pattern, path, strict=True))
+def _begins_with(path: Path, pattern: list[str]) -> bool:
+    return len(path) >= len(pattern) and all(part in ("*", name) for part, name in zip(pattern, path, strict=False))
 
 
-def _matching(tree: Any, pattern: Path, above: Path = ()) -> Iterator[Path]:
-    """The keys in the tree that a pattern fits."""
+def _matching(tree: Any, pattern: list[str], above: Path = ()) -> Iterator[tuple[Any, Path]]:
+    """The keys in the tree that a pattern fits, each with the group that holds it."""
     first, *rest = pattern
     if isinstance(tree, list) and first == "*":
-        for index, item in enumerate(tree):
-            yield from _matching(item, tuple(rest), (*above, index))
+        names: list[Any] = list(range(len(tree)))
     elif isinstance(tree, dict):
-        for name in [first] if first in tree else list(tree) if first == "*" else []:
-            if rest:
-                yield from _matching(tree[name], tuple(rest), (*above, name))
-            else:
-                yield (*above, name)
+        names = list(tree) if first == "*" else [first] if first in tree else []
+    else:
+        return
+    for name in names:
+        if rest:
+            yield from _matching(tree[name], rest, (*above, name))
+        else:
+            yield tree, (*above, name)
 
 
-def _reword(ajet: dict[str, Any], path: Path, values: Mapping[str, str]) -> None:
-    group: Any = ajet
-    for part in path[:-1]:
-        group = group[part]
-    if isinstance(value := group[path[-1]], str):
-        group[path[-1]] = values.get(value, value)
-
-
-def _apply(ajet: dict[str, Any], path: Path, became: str | Dropped, done: Translated) -> None:
-    group: Any = ajet
-    for part in path[:-1]:
-        group = group[part]
+def _apply(ajet: dict[str, Any], group: Any, path: Path, became: str | Dropped, done: Translated) -> None:
     value, old = group.pop(path[-1]), ".".join(map(str, path))
     if isinstance(became, Dropped):
         done.dropped[old] = became.reason
         return
-    names = [own if part == "*" else part for part, own in _side_by_side(became.split("."), path)]
+    names = [path[index] if part == "*" else part for index, part in enumerate(became.split("."))]
     place: Any = ajet
     for part in names[:-1]:
         place = place.setdefault(part, {})
@@ -181,9 +175,3 @@ def _apply(ajet: dict[str, Any], path: Path, became: str | Dropped, done: Transl
     else:
         place[names[-1]] = value
         done.renamed[old] = ".".join(names)
-
-
-def _side_by_side(names: list[str], path: Path) -> Iterator[tuple[str, str]]:
-    """Each part of a present name with the old key's part in the same place, where there is one."""
-    for index, part in enumerate(names):
-        yield part, path[index] if index < len(path) else part

@@ -4,7 +4,6 @@ user's."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -334,21 +333,13 @@ class Config(Section):
         return self
 
     _yaml_path: Path | None = PrivateAttr(default=None)
-
     _folder: Path | None = PrivateAttr(default=None)
-
-    _ignored_blocks: tuple[str, ...] = PrivateAttr(default=())
-
     _old_keys: Translated = PrivateAttr(default_factory=Translated)
 
-    def remember_source(self, path: Path, ignored_blocks: Iterable[str] = ()) -> None:
-        """Record the file that this config was loaded from, and its blocks that were left out."""
+    def remember_source(self, path: Path | None, old_keys: Translated | None = None) -> None:
+        """Record the file that this config was loaded from, and what became of its old keys."""
         self._yaml_path = path
-        self._ignored_blocks = tuple(ignored_blocks)
-
-    def remember_old_keys(self, translated: Translated) -> None:
-        """Record what became of the old keys of its source."""
-        self._old_keys = translated
+        self._old_keys = old_keys or Translated()
 
     @property
     def old_keys(self) -> Translated:
@@ -359,11 +350,6 @@ class Config(Section):
     def yaml_path(self) -> Path | None:
         """The file that this config was loaded from."""
         return self._yaml_path
-
-    @property
-    def ignored_blocks(self) -> tuple[str, ...]:
-        """Top-level blocks of that file that have no meaning here (`hydra`, `defaults`)."""
-        return self._ignored_blocks
 
     @property
     def base_dirs(self) -> list[Path]:

@@ -49,6 +49,13 @@ def looked_in(name: str | Path, base_dirs: Sequence[str | Path] = ()) -> str:
     return " and ".join(dict.fromkeys(str(place.parent) for place in likely_places(name, base_dirs)))
 
 
+def neighbours(name: str | Path, base_dirs: Sequence[str | Path], is_there: Callable[[Path], bool]) -> list[str]:
+    """What there is in the folders of `likely_places`."""
+    folders = dict.fromkeys(place.parent for place in likely_places(name, base_dirs))
+    present = (entry for folder in folders if holds(Path.is_dir, folder) for entry in sorted(folder.iterdir()))
+    return [entry.name for entry in present if holds(is_there, entry)]
+
+
 def folders_above(base_dirs: Sequence[str | Path]) -> list[Path]:
     """The folders above `base_dirs`, nearest first."""
     return list(dict.fromkeys(folder for base in base_dirs for folder in Path(base).resolve().parents))
@@ -102,16 +109,8 @@ def find_file(path: str, base_dirs: Sequence[str | Path] = ()) -> Path:
     given = Path(os.path.expanduser(path))
     if (found := find_named(path, base_dirs, Path.is_file)) is not None:
         return found
-    candidates = likely_places(path, base_dirs)
-    looked = " or ".join(dict.fromkeys(str(candidate.parent) for candidate in candidates))
-    near = [
-        neighbour.name
-        for candidate in candidates
-        if holds(Path.is_dir, candidate.parent)
-        for neighbour in sorted(candidate.parent.iterdir())
-        if neighbour.suffix == given.suffix and neighbour.is_file()
-    ]
-    raise ImportPathError(f"no file {given.name!r} in {looked}" + _instead(given.name, near))
+    like_it = [name for name in neighbours(path, base_dirs, Path.is_file) if Path(name).suffix == given.suffix]
+    raise ImportPathError(f"no file {given.name!r} in {looked_in(path, base_dirs)}" + _instead(given.name, like_it))
 
 
 def load_symbol(text: str, base_dirs: Sequence[str | Path] = (), *, expects: type | None = None) -> Any:

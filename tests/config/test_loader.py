@@ -121,6 +121,17 @@ mine: {half: 1500, other: "${ajet.data}"}
     assert config.mine.other.train_batch_size == "12"
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("mine:\n  a: ${mine}\n", ":8: mine.a: the interpolation refers to itself"),
+        ("".join(f"a{n}: ${{a{n + 1}}}\n" for n in range(5000)) + "a5000: 1\n", "one interpolation refers to the next"),
+    ],
+)
+def test_interpolations_without_end_are_refused(folder: Path, text: str, says: str) -> None:
+    assert says in refused(folder, text)
+
+
 def test_files_are_found_from_the_working_directory_or_the_yaml(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
@@ -253,7 +264,7 @@ words: ['yes', yes, ~, "a: b"]
 def test_short_keys_that_lead_nowhere(folder: Path) -> None:
     assert "`num_repeat` belongs in `ajet.rollout`" in refused(folder, "", "num_repeat=3")
     assert "did you mean `rollout.num_repeat`?" in refused(folder, "", "rollot.num_repeat=3")
-    assert "did you mean `frozen_lake`?" in refused(folder, "frozen_lake: {}\n", "frozen_lak.size=3")
+    assert "did you mean `frozen_lake.size`?" in refused(folder, "frozen_lake: {}\n", "frozen_lak.size=3")
     assert "command line (rollout.num_repeat=x): ajet.rollout.num_repeat: 'x' is not allowed" in refused(
         folder, "", "rollout.num_repeat=x"
     )
@@ -348,7 +359,7 @@ def test_a_group_at_the_top_by_mistake(folder: Path) -> None:
             "set use_kl_in_reward: false",
         ),
         (["model.lora.enabled=true", "rollout.engine=sglang"], "or train whole weights"),
-        (["rollout.vllm.devices=[1,1]", "rollout.engine=vllm"], "names a GPU twice"),
+        (["rollout.vllm.devices=[1,1]", "rollout.engine=vllm", "rollout.n_vllm_engine=2"], "name 2 GPUs"),
         (["rollout.vllm.devices=[1]", "rollout.engine=vllm", "rollout.n_vllm_engine=2"], "name 2 GPUs"),
         (
             [
