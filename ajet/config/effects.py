@@ -168,11 +168,11 @@ def _old_keys(old: Translated) -> Iterator[str]:
         yield f"ignored: {', '.join(f'{name}:' for name in old.ignored_blocks)} (a config is complete without)"
     if old.dropped:
         reasons = "; ".join(dict.fromkeys(old.dropped.values()))
-        yield f"old keys that nothing reads: {grouped(list(old.dropped))} ({reasons})"
+        yield f"old keys that nothing reads: {', '.join(old.dropped)} ({reasons})"
     if old.renamed:
         yield f"old keys: {', '.join(f'{key} is now {name}' for key, name in old.renamed.items())}"
     if old.outvoted:
-        yield f"old keys whose present name is given, too, and counts: {grouped(old.outvoted)}"
+        yield f"old keys whose present name is given, too, and counts: {', '.join(old.outvoted)}"
 
 
 def notes(config: Config, also: Sequence[BackboneName] = ()) -> Iterator[str]:
@@ -182,7 +182,7 @@ def notes(config: Config, also: Sequence[BackboneName] = ()) -> Iterator[str]:
     if elsewhere := without_effect(config, also):
         backbone = ajet.backbone or "local"
         where = f"{backbone} and the {ajet.rollout.engine} engine" if backbone in _OWN else backbone
-        yield f"without effect on {where}: {grouped(elsewhere)}"
+        yield f"without effect on {where}: {', '.join(elsewhere)}"
     val, wanted = ajet.rollout.val_kwargs, ajet.trainer_common.val_pass_n or 1
     sampled = wanted > 1 if val.do_sample is None else val.do_sample
     if val.temperature and not sampled:
@@ -193,20 +193,3 @@ def notes(config: Config, also: Sequence[BackboneName] = ()) -> Iterator[str]:
     if wanted > 1 and (not sampled or val.temperature == 0):
         why = "do_sample is false" if val.do_sample is False else "temperature is 0"
         yield f"trainer_common.val_pass_n {wanted} has no effect: validation is greedy, because val_kwargs.{why}"
-
-
-def grouped(keys: list[str]) -> str:
-    """Keys in short: those of one group together, as in `trainer_common.{nnodes, optim.lr}`."""
-    groups: dict[str, list[str]] = {}
-    for key in keys:
-        group, _, rest = key.partition(".")
-        groups.setdefault(group, []).append(rest)
-    parts = []
-    for group, members in groups.items():
-        if members == [""]:
-            parts.append(group)
-        elif len(members) == 1:
-            parts.append(f"{group}.{members[0]}")
-        else:
-            parts.append(f"{group}.{{{', '.join(members)}}}")
-    return ", ".join(parts)

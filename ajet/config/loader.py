@@ -52,8 +52,8 @@ def locate_files(ajet: AjetConfig, folder: Path) -> Iterator[Problem]:
             rubrics = value_at(ajet, (*block, "rubrics_file"))  # written if missing
             if rubrics is not None and (found := find_named(rubrics, [folder], Path.is_file)):
                 _put(ajet, (*block, "rubrics_file"), str(found))
-    for name, part in ajet.task_judge.parts.items():
-        if "->" in part.judge:
+    if ajet.task_judge.judge_type == "composite":
+        for name in ajet.task_judge.parts:
             yield from _import_path(ajet, ("task_judge", "parts", name, "judge"), folder)
     if ajet.task_reader.type == "huggingface_dat_repo":
         yield from _folder_or_hub(ajet, ("task_reader", "huggingface_dat_repo", "dataset_path"), folder)

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from ajet.config.keys import allowed, choices, fragment_at, known_keys, nearest, where_it_belongs
 from ajet.config.kinds import BackboneName
 from ajet.config.root import AjetConfig
-from ajet.config.section import OWN_TYPES
+from ajet.config.section import OWN
 from ajet.config.yaml_source import YamlNode
 from ajet.schema.errors import ConfigError
 from ajet.schema.printable import is_secret
@@ -168,7 +168,7 @@ def from_validation(error: ValidationError, tree: dict[str, Any]) -> list[Proble
         elif detail["type"] == "invalid_key" or detail["loc"][-1] == "[key]":
             fix = "use letters, digits, `_`, `.` and `-`, and quote a number"
             found.setdefault(path, Problem(path, "can't be a name here", fix))
-        elif path not in found or detail["type"] in OWN_TYPES:
+        elif path not in found or detail["type"] == OWN:
             found[path] = _wrong_value(path, detail, tree)
     # of a type's alternatives, the one that the user meant is that which has something wrong inside
     inside = {path[:end] for path in found for end in range(len(path))}
@@ -199,7 +199,7 @@ def _wrong_value(path: KeyPath, detail: ErrorDetails, tree: Any) -> Problem:
     if fragment.get("default") is not None and not isinstance(fragment["default"], dict | list):
         default = fragment["default"]
         expected += f"; default: {str(default).lower() if isinstance(default, bool) else default}"
-    hints.append(detail["msg"] if detail["type"] in OWN_TYPES else expected)
+    hints.append(detail["msg"] if detail["type"] == OWN else expected)
     key = known_keys().get(path)
     if key is not None and key.doc:
         hints.append(key.doc)

@@ -25,15 +25,8 @@ MOST = 10**18
 """No count or size is larger; arithmetic with larger numbers leaves what floats and 64 bits hold."""
 LONG_NUMBER = re.compile(r"\s*[+-]?[\d_]{19,}\s*$")
 LONGEST_NAME = 200
-OWN_TYPES = (
-    "number_too_large",
-    "name_not_printable",
-    "name_of_no_folder",
-    "name_like_a_flag",
-    "name_too_long",
-    "template",
-)
-"""Errors whose message says more than the type of the key."""
+OWN = "own"
+"""The type of errors whose message says more than the type of the key."""
 
 
 class Section(BaseModel):
@@ -110,7 +103,7 @@ def _refuse_bool(value: Any) -> Any:
     if isinstance(value, bool):
         raise PydanticCustomError("number_not_bool", "should be a number, not true or false")
     if (isinstance(value, int) and abs(value) > MOST) or (isinstance(value, str) and LONG_NUMBER.match(value)):
-        raise PydanticCustomError("number_too_large", "should be a number of at most 18 digits")
+        raise PydanticCustomError(OWN, "should be a number of at most 18 digits")
     return value
 
 
@@ -122,13 +115,13 @@ def _number_as_text(value: Any) -> Any:
 def _file_name(value: str) -> str:
     """A name that a folder can have, with what is put behind it (`-debug`, a time)."""
     if any(not character.isprintable() for character in value):
-        raise PydanticCustomError("name_not_printable", "should be a name without control characters")
+        raise PydanticCustomError(OWN, "should be a name without control characters")
     if "/" in value or value in (".", ".."):  # `ajet runs` and the viewer list one folder
-        raise PydanticCustomError("name_of_no_folder", "should be a name without / (experiment_dir takes a path)")
+        raise PydanticCustomError(OWN, "should be a name without / (experiment_dir takes a path)")
     if value.startswith("-"):
-        raise PydanticCustomError("name_like_a_flag", "should be a name that does not begin with -, as flags do")
+        raise PydanticCustomError(OWN, "should be a name that does not begin with -, as flags do")
     if len(value.encode()) > LONGEST_NAME:
-        raise PydanticCustomError("name_too_long", f"should be a name of at most {LONGEST_NAME} bytes")
+        raise PydanticCustomError(OWN, f"should be a name of at most {LONGEST_NAME} bytes")
     return value
 
 

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from ajet.config.kinds import EstimatorName, LossName, OptimiserName, ProposerName, RecipeName, TrackerName
 from ajet.config.section import (
+    OWN,
     AboveZero,
     Count,
     Decay,
@@ -295,7 +296,7 @@ class TemplateConfig(Section):
     @model_validator(mode="after")
     def _one_of_both(self) -> TemplateConfig:
         if (self.text is None) == (self.file is None):
-            raise PydanticCustomError("template", "should have either `text` or `file`")
+            raise PydanticCustomError(OWN, "should have either `text` or `file`")
         return self
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from itertools import groupby
 from typing import ClassVar
 
 EXIT_FAILED = 1
@@ -189,7 +190,7 @@ _MARGIN = re.compile(r"^\s*\|")
 """The margin at the start of each line of an exception group's text."""
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[.\d]*/|^<")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
-_PACKAGE_NAME = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
+_LEFT_OUT = "  … lines in libraries"
 
 
 def user_line(traceback: str) -> str:
@@ -211,24 +212,22 @@ def condensed(traceback: str) -> str:
     """The traceback without library frames, which are counted instead. Unchanged if no frame is in the user's code."""
     if not user_line(traceback):
         return traceback
-    lines: list[str] = []
-    skipped: list[str] = []
+    kept: list[str] = []
     skipping = False
     for text in traceback.rstrip().splitlines():
-        frame = _FRAME.match(text)
-        if frame is not None:
+        if (frame := _FRAME.match(text)) is not None:
             skipping = not _is_the_users(frame["file"])
-            if skipping:
-                skipped.append(_owner(frame["file"]))
-                continue
-        elif skipping and _belongs_to_a_frame(text):
-            continue
-        skipping = False
-        if skipped:
-            lines.append(_left_out(skipped))
-            skipped = []
-        lines.append(text)
-    return "\n".join([*lines, *([_left_out(skipped)] if skipped else [])])
+            kept.append(_LEFT_OUT if skipping else text)
+        elif not (skipping and _belongs_to_a_frame(text)):
+            skipping = False
+            kept.append(text)
+    lines: list[str] = []
+    for text, repeated in groupby(kept):
+        if text == _LEFT_OUT:
+            lines.append(f"{text}: {len(list(repeated))}")
+        else:
+            lines += repeated
+    return "\n".join(lines)
 
 
 def _is_the_users(file: str) -> bool:
@@ -238,18 +237,6 @@ def _is_the_users(file: str) -> bool:
 def _belongs_to_a_frame(text: str) -> bool:
     """Source lines and the marks below them are indented further than a frame's own line."""
     return _MARGIN.sub("", text).startswith("    ")
-
-
-def _left_out(owners: list[str]) -> str:
-    names = ", ".join(dict.fromkeys(owners))
-    return f"  … {len(owners)} line{'s' * (len(owners) != 1)} in {names}"
-
-
-def _owner(file: str) -> str:
-    package = _PACKAGE_NAME.search(file)
-    if package is not None:
-        return package[1]
-    return "ajet" if file.startswith(_PACKAGE) else "Python"
 
 
 def _shown(file: str) -> str:

@@ -172,7 +172,7 @@ defaults:
     assert ignored == "ignored: hydra:, defaults: (a config is complete without)"
     assert old == (
         "old keys that nothing reads: "
-        "context_tracker.{fix_retokenization_drift, timeline_merging_policy}, "
+        "context_tracker.fix_retokenization_drift, context_tracker.timeline_merging_policy, "
         "enable_experimental_interchange_server, interchange_server, rollout.mode "
         "(sampled token ids are kept as sampled; conversations are always merged exactly, token by token; "
         "the gateway is always available; model calls are always asynchronous)"

@@ -50,7 +50,7 @@ def test_the_innermost_line_of_the_users_code(tmp_path: Path, monkeypatch: pytes
     short = condensed(said)
     assert "return json.loads(text)" in short
     assert "raw_decode" not in short
-    assert "lines in Python" in short
+    assert "\n  … lines in libraries: " in short
     assert short.splitlines()[-1].startswith("json.decoder.JSONDecodeError")
 
 

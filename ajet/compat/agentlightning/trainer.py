@@ -18,7 +18,6 @@ from ajet.compat.agentlightning.litagent import Agent, Hook, as_agent, workflow_
 from ajet.compat.agentlightning.runner import LitAgentRunner
 from ajet.compat.agentlightning.store import AttemptedRollout, InMemoryLightningStore, LightningStore
 from ajet.compat.agentlightning.tracer import Tracer
-from ajet.config.effects import grouped
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.resources import PromptTemplate
 from ajet.task_runner.workflow import RolloutFunction
@@ -50,7 +49,7 @@ class VERL:
         for line in left_out:
             log.info("VERL: %s is left out: %s", line.key, line.why or "only verl reads it")
         if keys := [line.key for line in left_out] + [OURS_ALONE] * (OURS_ALONE in config):
-            log.warning("VERL leaves out %s; setup_logging() shows why", grouped(keys))
+            log.warning("VERL leaves out %s; setup_logging() shows why", ", ".join(keys))
         self.keys: dict[str, Any] = {
             f"+{key}" if key.startswith("verl.") else key: value
             for key, value in done.keys.items()
