@@ -101,20 +101,25 @@ class Search:
         episodes_per_trial: int = 1,
     ) -> None:
         """Tasks are named by their ids. `retries`: how often a refused proposal is asked for again."""
+        earlier = earlier or Earlier()
+        first = earlier.candidates or [Candidate("c0", start)]
         self.search_tasks, self.validation_tasks = tuple(search_tasks), tuple(validation_tasks)
         self.rounds = rounds
         self.budget = budget or Budget()
-        self.random = random.Random(seed)
         self.seed = seed
-        self.candidates: dict[str, Candidate] = {}
-        self.best: Candidate
-        self.round = 0
+        self.random = random.Random(seed)
+        if earlier.random_state is not None:
+            version, internal, gauss = earlier.random_state
+            self.random.setstate((version, tuple(internal), gauss))
+        self.candidates = {candidate.id: candidate for candidate in first}
+        self.best = self.candidates[earlier.best]
+        self.round = earlier.round
         """The round that is going on, or that has just ended."""
         self.refused = 0
         """Questions of this round whose answer was refused, or that failed."""
         self.refused_in_all = 0
         """The count over all rounds since the start or the resume."""
-        self.states: list[dict[str, Any]] = []
+        self.states = list(earlier.states)
         """What was passed to `end_round`, round by round, before and after a resume."""
         self.trials: list[Trial] = []
         """The trials of this round."""
@@ -122,25 +127,13 @@ class Search:
         self._tune, self._checks, self._retries = tune, Checks(start), retries
         self._on_round = on_round
         self._repeats = episodes_per_trial
-        self._validations: dict[str, Score] = {}
+        self._validations = {score.candidate: score for score in earlier.scores}
         self._asked = self._failed = self._barren = 0
         self.why_refused = ""
         """The reason of the last refusal."""
         self.ended_because = ""
         """Why no further round may begin although there could be more; empty if nothing speaks against it."""
-        self._looked = False
-        self._begin(start, earlier or Earlier())
-
-    def _begin(self, start: PromptSet, earlier: Earlier) -> None:
-        first = earlier.candidates or [Candidate("c0", start)]
-        self.candidates = {candidate.id: candidate for candidate in first}
-        self._validations = {score.candidate: score for score in earlier.scores}
-        self.best = self.candidates[earlier.best]
-        self.round, self.states = earlier.round, list(earlier.states)
         self._looked = bool(earlier.candidates)
-        if earlier.random_state is not None:
-            version, internal, gauss = earlier.random_state
-            self.random.setstate((version, tuple(internal), gauss))
         if not earlier.candidates:
             self._journal.note("candidate", **first[0].to_record())
 
