@@ -162,6 +162,10 @@ def resolve_plain(text: str) -> Any:
     return float("nan") if NOT_A_NUMBER.match(text) else text
 
 
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
+
+
 class _Composer:
     """Turns parser events into nodes, and counts them. PyYAML's own composer crashes where nesting is too deep."""
 
@@ -181,7 +185,7 @@ class _Composer:
         try:
             for event in self.events:
                 if isinstance(event, DocumentStartEvent) and root is not None:
-                    line = event.start_mark.line + 1
+                    line = _line(event)
                     self.fail(line, "a second document begins (`---`)", "keep one document per file")
                 if isinstance(event, NodeEvent):
                     root = self._node(event, 1)
@@ -217,7 +221,7 @@ class _Composer:
 
     def _node(self, event: NodeEvent, depth: int) -> YamlNode:
         """The value that begins with `event`."""
-        line = event.start_mark.line + 1
+        line = _line(event)
         if isinstance(event, AliasEvent):
             node = self._alias(event, line)
             self._count(node, depth, line)
@@ -258,7 +262,7 @@ class _Composer:
 
     def _add(self, mapping: YamlNode, event: NodeEvent, depth: int) -> None:
         """Add a key, which begins with `event`, and its value."""
-        line = event.start_mark.line + 1
+        line = _line(event)
         key = self._key(self._node(event, depth), event, line)
         value = self._node(next(self.events), depth)
         if key in mapping.value:
