@@ -67,6 +67,11 @@ class LeasedEnvironment:
         self._done = False
         self._began = time.monotonic()
 
+    @property
+    def service_url(self) -> str | None:
+        """Where the environment's service answers; None for an environment in this process."""
+        return self._source.url
+
     def open(self) -> LeasedEnvironment:
         """Make the environment and begin the task."""
         with self._closing:
@@ -147,7 +152,7 @@ class LeasedEnvironment:
             return told
 
     def info(self) -> Any:
-        """What the environment's `get_info` tells; None if it has none."""
+        """What the environment's `get_info` tells, as of a service's tools; None if it has none."""
         ask = getattr(self._environment, "get_info", None)
         if ask is None:
             return None

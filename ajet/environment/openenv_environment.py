@@ -124,7 +124,7 @@ class OpenEnvSource(EnvironmentSource):
     """Environments of one OpenEnv server."""
 
     def __init__(self, settings: EnvironmentSettings) -> None:
-        self.name = str(settings.url)
+        self.name = self.url = str(settings.url)
         self._settings = settings
         if importlib.util.find_spec("openenv") is None:
             raise MissingDependencyError(
@@ -167,6 +167,9 @@ class OpenEnvEnvironment(Environment):
         result = await self._asked("step", self._client.step(value))
         reward = 0.0 if result.reward is None else checked_reward(result.reward, f"{self._url}: step")
         return checked_step(StepResult(_seen(result.observation), reward, result.done), f"{self._url}: step")
+
+    async def get_info(self) -> Any:
+        return await self._asked("state", self._client.state())
 
     async def close(self) -> None:
         async with asyncio.timeout(CONNECT_S):

@@ -214,7 +214,7 @@ class ServiceSource(EnvironmentSource):
 
     def __init__(self, settings: EnvironmentSettings) -> None:
         self._settings = settings
-        self.name = str(settings.url)
+        self.name = self.url = str(settings.url)
 
     def make(self, episode_id: str) -> ServiceEnvironment:
         settings = self._settings
@@ -261,6 +261,9 @@ class ServiceEnvironment(Environment):
 
     def evaluate(self) -> float:
         return self._client.evaluate(self._instance_id, self.evaluation_params)
+
+    def get_info(self) -> Any:
+        return self._client.info(self._instance_id)
 
     def ask_for_tools(self) -> Sequence[Mapping[str, Any]]:
         """By `/get_info`, whose answer may be anything: only schemas count. A service without it offers none."""

@@ -74,6 +74,12 @@ def test_whole_weights_take_sixteen_bytes_each_and_adapters_hardly_any() -> None
     assert "main memory" in away.notes[0]
 
 
+def test_servers_that_run_elsewhere_take_nothing_here() -> None:
+    keys = {"model__path": TINY, "rollout__max_model_len": 64, "trainer_common__max_tokens_per_step": 64}
+    assert size(planned(H200, **keys), "KV cache") > 0
+    assert size(planned(H200, **keys, rollout__engine="sglang"), "KV cache") == 0
+
+
 def test_verl_divides_over_all_gpus() -> None:
     one = planned(H200, "verl", model__path=TINY, trainer_common__n_gpus_per_node=1)
     sixteen = planned(H200, "verl", model__path=TINY, trainer_common__n_gpus_per_node=8, trainer_common__nnodes=2)
@@ -215,4 +221,4 @@ def test_validate_shows_the_plan_and_ends_with_code_2_if_it_does_not_fit(capsys:
 @pytest.mark.parametrize("given", ["abc", "0", "nan"])
 def test_a_memory_that_is_none_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "configs/quickstart.yaml", "--plan", "--gpu", given]) == 2
-    assert f"--gpu: '{given}': write a number of GiB from 0.1" in capsys.readouterr().err
+    assert f"'{given}' is not a GPU's memory: write GiB" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from ajet.schema.errors import EngineError
 
 def run(config, experiment, options):
     mine = config.mine
-    print("RAN", config.ajet.backbone, experiment.path.name, options.ray, flush=True)
+    print("RAN", config.ajet.backbone, experiment.path.name, options.ray_cluster, flush=True)
     if mine.get("child"):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         Path(mine.child).write_text(str(child.pid))
@@ -91,10 +91,10 @@ def test_the_first_line_says_which_backbone_and_why(folder: Path) -> None:
     default = ajet("--conf", "one.yaml")
     first, second = default.stdout.splitlines()[:2]
     assert first == "backbone: local (the default; --backbone takes local, debug, verl, trinity, prompt)"
-    assert second == "RAN local one none"
+    assert second == "RAN local one False"
     assert ajet("--conf", "one.yaml", "--backbone=debug").stdout.startswith("backbone: debug (from --backbone)")
-    from_yaml = ajet("--conf", "one.yaml", "ajet.backbone=debug", "--with-ray")
-    assert from_yaml.stdout.startswith("backbone: debug (from ajet.backbone in the config)\nRAN debug one-debug priv")
+    from_yaml = ajet("--conf", "one.yaml", "ajet.backbone=debug", "--with-ray-cluster")
+    assert from_yaml.stdout.startswith("backbone: debug (from ajet.backbone in the config)\nRAN debug one-debug True")
     assert ajet("--conf", "one.yaml", "--json").stdout.startswith("RAN")
 
 

@@ -57,8 +57,9 @@ class SharedParameters:
         self.cpu_threads: int = engine.cpu_threads
         """How many threads the trainer may use."""
 
-    def source(self, model: Any, version: int) -> None:
+    def source(self, model: Any, version: int) -> Path | None:
         """Nothing: the engine has them already."""
+        return None
 
     def served(self) -> None:
         """Nothing was written."""

@@ -137,7 +137,8 @@ class Experiment:
 
     def metrics_in(self, reading: Reading, names: Collection[str]) -> dict[str, Any]:
         """The same, with what can't be read named in `reading`."""
-        columns = reading.part(lambda: self.metrics(names), {"steps": [], "series": {}, "problem": ""})
+        nothing: dict[str, Any] = {"steps": [], "series": {}, "problem": ""}
+        columns = reading.part(lambda: self.metrics(names), nothing)
         reading.problems += filter(None, [columns["problem"]])
         return columns
 
