@@ -152,13 +152,13 @@ def make_packs(items: Sequence[Item], layout: Layout = Layout.TREE, budget: int 
     its own pack.
     """
     packs = []
-    keyed = list(zip(items, _row_keys(items, layout), strict=True))
-    forest, start = _Forest(layout), 0
-    for index, (item, root) in enumerate(keyed):
+    forest = _Forest(layout)
+    roots = _row_keys(items, layout)
+    for item, root in zip(items, roots, strict=True):
+        if budget is not None and forest.items and forest.tokens + forest.missing(item, root) > budget:
+            packs.append(forest.pack())
+            forest = _Forest(layout)
         forest.add(item, root)
-        if budget is not None and forest.tokens > budget and index > start:
-            packs.append(_Forest.of(keyed[start:index], layout).pack())
-            forest, start = _Forest.of(keyed[index : index + 1], layout), index
     if forest.items:
         packs.append(forest.pack())
     return packs
@@ -222,12 +222,28 @@ class _Forest:
         self.known: dict[_RunKey, _Node] = {}
         """(root key, episode, run) → the node that ends where the run ends. A split keeps the lower part's object."""
 
-    @classmethod
-    def of(cls, keyed: Sequence[tuple[Item, int]], layout: Layout) -> _Forest:
-        forest = cls(layout)
-        for item, root in keyed:
-            forest.add(item, root)
-        return forest
+    def missing(self, item: Item, root: int) -> int:
+        """How many tokens `add` would add."""
+        node, path, index = self._deepest_known(item, root)
+        count = item.row_tokens
+        if node is None:
+            node = self.roots.get(root)
+            if node is None:
+                return count
+            matched = 0
+        else:
+            matched = node.start + len(node.ids)
+        for run in path[index:]:
+            if item.tree.runs[run].call != -1:
+                break
+            node, same = _follow(node, _prompt_part(item, run))
+            matched += same
+            if node is None:
+                break
+        reply = self.known.get((root, item.episode, item.tree.calls[item.call].run))
+        if reply is not None:
+            return 0
+        return count - matched
 
     def add(self, item: Item, root: int) -> None:
         """Insert the call's reply, and whatever is missing of its prompt."""
@@ -353,6 +369,21 @@ def _common(one: IntArray, other: IntArray) -> int:
     length = min(len(one), len(other))
     differs = np.flatnonzero(one[:length] != other[:length])
     return int(differs[0]) if len(differs) else length
+
+
+def _follow(node: _Node, ids: IntArray) -> tuple[_Node | None, int]:
+    """Walk down the context: the node reached (None if the context ends before `ids`), and how many tokens matched."""
+    matched = 0
+    while len(ids):
+        child = node.context.get(int(ids[0]))
+        if child is None:
+            return None, matched
+        same = _common(child.ids, ids)
+        matched += same
+        if same < len(child.ids):
+            return None, matched
+        node, ids = child, ids[same:]
+    return node, matched
 
 
 def _split(node: _Node, at: int) -> _Node:
