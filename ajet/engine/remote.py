@@ -285,7 +285,7 @@ class RemoteEngine:
 
     def __init__(self, settings: RemoteSettings) -> None:
         self._settings = settings
-        self._client: RemoteClient | None = None
+        self._client = RemoteClient(settings)
         self._exact: bool | None = None
         self._probing = asyncio.Lock()
         self._closed = False
@@ -299,8 +299,6 @@ class RemoteEngine:
     def client(self) -> RemoteClient:
         if self._closed:
             raise EngineError("the remote engine is closed")
-        if self._client is None:
-            self._client = RemoteClient(self._settings)
         return self._client
 
     async def ready(self) -> None:
@@ -364,5 +362,4 @@ class RemoteEngine:
 
     async def aclose(self) -> None:
         self._closed = True
-        if self._client is not None:
-            await self._client.aclose()
+        await self._client.aclose()

@@ -32,7 +32,7 @@ class SglangEngine:
 
     def __init__(self, settings: RemoteSettings) -> None:
         self._settings = settings
-        self._client: RemoteClient | None = None
+        self._client = RemoteClient(settings)
         self._version = 0
         self._gate = RequestGate()
         self._closed = False
@@ -45,8 +45,6 @@ class SglangEngine:
     def client(self) -> RemoteClient:
         if self._closed:
             raise EngineError("the sglang engine is closed")
-        if self._client is None:
-            self._client = RemoteClient(self._settings)
         return self._client
 
     async def ready(self) -> None:
@@ -92,8 +90,7 @@ class SglangEngine:
 
     async def aclose(self) -> None:
         self._closed = True
-        if self._client is not None:
-            await self._client.aclose()
+        await self._client.aclose()
 
 
 def generate_body(request: GenerateRequest, room: int, name: str) -> dict[str, Any]:

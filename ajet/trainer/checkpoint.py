@@ -20,7 +20,7 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,11 +187,10 @@ def seal(folder: Path) -> None:
     """Sync every file and directory, then write the marker."""
     share(folder)
     listed = {}
-    for file in sorted(_files(folder)):
-        listed[str(file.relative_to(folder))] = [file.stat().st_size, _digest(file)]
-        _sync(file)
-    for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-        _sync(directory)
+    for path in sorted((folder, *folder.rglob("*"))):
+        if path.is_file():
+            listed[str(path.relative_to(folder))] = [path.stat().st_size, _digest(path)]
+        _sync(path)
     marker = folder / MARKER
     marker.write_text(json.dumps(listed, indent=1))
     _sync(marker)
@@ -202,10 +201,6 @@ def share(folder: Path) -> None:
     """Let those read the weights who may read the folder: safetensors makes its files for their owner alone."""
     for file in folder.rglob("*.safetensors"):
         file.chmod(folder.stat().st_mode & 0o666)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file() and path.name != MARKER)
 
 
 def _digest(file: Path) -> str:

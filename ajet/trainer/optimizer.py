@@ -224,18 +224,13 @@ class MasterAdamW:
                 raise ValueError(f"the optimiser state holds {name!r}, which this model does not train")
             master = self._masters[name]
             if field == "master":
-                if name in self._passing:
-                    continue
-                with torch.no_grad():
-                    master.copy_(value)
+                if name not in self._passing:
+                    with torch.no_grad():
+                        master.copy_(value)
+            elif field == "step":  # PyTorch's AdamW keeps it as a tensor on the CPU, that of bitsandbytes as an int
+                self._adam.state[master][field] = int(value) if self.settings.state_bits == 8 else value.clone()
             else:
-                # PyTorch's AdamW keeps the step counter as a tensor on the CPU, that of bitsandbytes as an int
-                if field != "step":
-                    self._adam.state[master][field] = value.to(master.device).clone()
-                elif self.settings.state_bits == 8:
-                    self._adam.state[master][field] = int(value)
-                else:
-                    self._adam.state[master][field] = value.clone()
+                self._adam.state[master][field] = value.to(master.device).clone()
 
 
 def _round_at_random(exact: Tensor, seed: int) -> None:

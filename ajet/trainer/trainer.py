@@ -235,7 +235,7 @@ class Updater:
         for pack in packs:
             edges = self._tensors(pack, known)
             edges.log_ratio_T, edges.sampler_log_ratio_T, edges.drift_T = log_ratio_T, sampler_log_ratio_T, drift_T
-            with self._adapter_dropout():
+            with _training_mode(self._dropouts):  # π_old and the reference are without the adapters' dropout
                 logprobs = forward(self.model, pack, entropy=entropy)
                 if old is None:  # the first step of this batch: its own forward pass yields them
                     values = logprobs.logprob_E.detach().double().cpu().numpy()
@@ -358,10 +358,6 @@ class Updater:
 
     def _checkpointing(self) -> AbstractContextManager[None]:
         return checkpointing(self.model) if self.settings.gradient_checkpointing else nullcontext()
-
-    def _adapter_dropout(self) -> AbstractContextManager[None]:
-        """The adapters' dropout, for the pass that is differentiated: π_old and the reference are without it."""
-        return _training_mode(self._dropouts)
 
 
 @contextmanager
