@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
@@ -18,6 +20,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from ajet.config.root import HelperConfig
 from ajet.schema.chat import Message, plain_text
 from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.schema.printable import encodable_values
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     import openai
     from openai.types.chat import ChatCompletion
 
+log = logging.getLogger("ajet.helper")
 T = TypeVar("T")
 DASHSCOPE_URL = "https://dashscope.aliyuncs.com/compatible-mode/v1"
 OPENAI_URL = "https://api.openai.com/v1"
@@ -36,6 +40,8 @@ EMBEDDED_AT_ONCE = 10
 MAX_RETRIES = 5
 """Retries after a transient error (busy, unreachable, 5xx): with the client's backoff, about 15 seconds in total."""
 
+REPORT_S = 10.0
+"""The interval between lines of progress in the log."""
 REFUSED = (400, 413, 422)
 """HTTP statuses of a request that the server doesn't take as it is: filtered content, too long a prompt."""
 
@@ -52,8 +58,8 @@ class HelperBudgetError(UserError):
     """The budget in `ajet.helper` is used up: names the key."""
 
 
-class HelperEndpoint(NamedTuple):
-    """Everything a client needs to reach the helper."""
+class BaseUrlAndKey(NamedTuple):
+    """The settings of any OpenAI-compatible client. They also unpack: `base_url, api_key, model = …`."""
 
     base_url: str
     api_key: str
@@ -66,18 +72,9 @@ class HelperBudget:
     Calls that are in flight when `max_tokens` or `max_cost` is reached still finish.
     """
 
-    def __init__(
-        self,
-        *,
-        max_calls: int | None = None,
-        max_tokens: int | None = None,
-        max_cost: float | None = None,
-        input_price: float = 0.0,
-        output_price: float = 0.0,
-    ) -> None:
-        """Prices are per million tokens."""
-        self.max_calls, self.max_tokens, self.max_cost = max_calls, max_tokens, max_cost
-        self.input_price, self.output_price = input_price, output_price
+    def __init__(self, limits: HelperConfig | None = None) -> None:
+        """`limits`: by default, there are none."""
+        self.limits = limits or HelperConfig()
         self.calls = self.input_tokens = self.output_tokens = 0
         self._lock = threading.Lock()
 
@@ -88,15 +85,16 @@ class HelperBudget:
     @property
     def cost(self) -> float:
         """In the currency of the prices."""
-        return (self.input_tokens * self.input_price + self.output_tokens * self.output_price) / 1e6
+        prices = self.limits.price_per_million
+        return (self.input_tokens * prices.input + self.output_tokens * prices.output) / 1e6
 
     def take_call(self) -> None:
         """Count a call before it is made. Raises HelperBudgetError if the budget is used up."""
         with self._lock:
             for key, limit, spent in (
-                ("max_calls", self.max_calls, self.calls),
-                ("max_tokens", self.max_tokens, self.tokens),
-                ("max_cost", self.max_cost, self.cost),
+                ("max_calls", self.limits.max_calls, self.calls),
+                ("max_tokens", self.limits.max_tokens, self.tokens),
+                ("max_cost", self.limits.max_cost, self.cost),
             ):
                 if limit is not None and spent >= limit:
                     raise HelperBudgetError(
@@ -116,8 +114,7 @@ class HelperMeter:
     """What the helper was asked in this process, part by part. Processes with a judge of their own aren't counted."""
 
     def __init__(self, config: Any) -> None:
-        named = config.ajet.helper.model is not None
-        self._budget = HelperModel.from_config(config).budget if named else HelperBudget()
+        self._budget = HelperModel._of(config.ajet.helper).budget
         self._seen = (0, 0, 0.0)
 
     def since_last(self) -> dict[str, float]:
@@ -169,18 +166,11 @@ class HelperModel:
     def _of(cls, section: Any) -> HelperModel:
         with _lock:
             if id(section) not in _shared:
-                prices = section.price_per_million
-                budget = HelperBudget(
-                    max_calls=section.max_calls,
-                    max_tokens=section.max_tokens,
-                    max_cost=section.max_cost,
-                    input_price=prices.input,
-                    output_price=prices.output,
+                limits = section.model_copy()  # one that the section itself is dropped from
+                name, budget = section.model or "", HelperBudget(limits)
+                _shared[id(section)] = cls(
+                    name, section.base_url, section.api_key, budget=budget, timeout_s=section.timeout
                 )
-                made = cls(
-                    section.model or "", section.base_url, section.api_key, budget=budget, timeout_s=section.timeout
-                )
-                _shared[id(section)] = made
                 weakref.finalize(section, _shared.pop, id(section), None)
             return _shared[id(section)]
 
@@ -213,7 +203,7 @@ class HelperModel:
             return cls(model)
         return cls(model, os.environ.get("DASHSCOPE_BASE_URL", DASHSCOPE_URL), key)
 
-    def endpoint(self) -> HelperEndpoint:
+    def endpoint(self) -> BaseUrlAndKey:
         """Address, key and name of the model. Raises ConfigError if none is configured."""
         base_url = self._base_url or os.environ.get("OPENAI_BASE_URL")
         api_key = self._api_key or os.environ.get("OPENAI_API_KEY")
@@ -222,7 +212,7 @@ class HelperModel:
                 f"helper model {self.model!r}: no endpoint is known. Set ajet.helper.base_url in the YAML, or "
                 "OPENAI_BASE_URL and OPENAI_API_KEY, or pass base_url to ajet.task_judge.helper.HelperModel"
             )
-        return HelperEndpoint(base_url or OPENAI_URL, api_key or "none", self.model)
+        return BaseUrlAndKey(base_url or OPENAI_URL, api_key or "none", self.model)
 
     async def complete(self, messages: Sequence[Message], **sampling: Any) -> str:
         """The text of the model's reply. `sampling`: `temperature`, `max_tokens` and any other parameter that the
@@ -318,7 +308,7 @@ class HelperModel:
         spent = [count for name in names if isinstance(count := getattr(usage, name, None), int)]
         if len(spent) == len(names):
             self.budget.add_usage(*spent)
-        elif self.budget.max_tokens is not None or self.budget.max_cost is not None:
+        elif self.budget.limits.max_tokens is not None or self.budget.limits.max_cost is not None:
             raise HelperError(
                 f"helper model {self.model!r}: the endpoint reports no token usage, so ajet.helper.max_tokens and "
                 "max_cost can't be kept. Limit the calls instead: ajet.helper.max_calls"
@@ -368,10 +358,8 @@ class Asker:
         self.cache = cache
         self.cached = 0
         """How many answers came from the cache."""
-        self._max_concurrent = max_concurrent
         self._retries = retries
-        self._slots: asyncio.Semaphore | None = None
-        self._lock = threading.Lock()
+        self._slots = asyncio.Semaphore(max_concurrent)  # all questions run on the helper's loop
 
     @classmethod
     def of_run(
@@ -405,28 +393,47 @@ class Asker:
             with suppress(WrongAnswer):  # another version took it, or somebody edited it: the model is asked again
                 answer, self.cached = read(kept), self.cached + 1
                 return answer
-        asked = messages
-        for last in [False] * self._retries + [True]:
-            async with self._slot():
+        asked, text, wrong = messages, "", ""
+        for _ in range(self._retries + 1):
+            async with self._slots:
                 text, is_cut_off = await self.helper.reply(asked, **sampling)
             try:
                 if is_cut_off:  # a value in it may be a draft
                     raise WrongAnswer("it is too long: it was cut off at max_tokens")
                 answer = read(text)
             except WrongAnswer as error:
-                if last:
-                    tries = "one try" if self._retries == 0 else f"{self._retries + 1} tries"
-                    raise UnusableAnswerError(
-                        f"helper model {self.helper.model!r} gave no usable answer in {tries}: {error}. The last one: "
-                        f"{text[:SHOWN]!r}"
-                    ) from None
+                wrong = str(error)
                 again = f"This answer can't be used: {error}. Answer again, in the form that was asked for."
                 asked = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": again}]
             else:
                 if self.cache is not None:
                     self.cache.put(key, text)
                 return answer
-        raise AssertionError("unreachable")
+        raise UnusableAnswerError(
+            f"helper model {self.helper.model!r} gave no usable answer (retries: {self._retries}): {wrong}. The last "
+            f"one: {text[:SHOWN]!r}"
+        )
+
+    async def all(self, work: Sequence[Coroutine[Any, Any, T]], what: str) -> list[T]:
+        """The results of work that asks, in order, with a line of progress in the log now and then. The first error
+        cancels the rest, and is raised without a group."""
+        said_at, done = time.monotonic(), 0
+
+        async def one(coroutine: Coroutine[Any, Any, T]) -> T:
+            nonlocal said_at, done
+            result = await coroutine
+            done += 1
+            if time.monotonic() - said_at > REPORT_S:
+                said_at = time.monotonic()
+                log.info("%s: %d of %d done, %s", what, done, len(work), self.spent)
+            return result
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(coroutine)) for coroutine in work]
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     async def vectors(self, texts: Sequence[str]) -> dict[str, list[float]]:
         """Each text's vector, if the helper is an embedding model. Raises HelperError, or HelperBudgetError."""
@@ -441,10 +448,3 @@ class Asker:
                 if self.cache is not None:
                     self.cache.put(keys[text], json.dumps(vector))
         return found
-
-    def _slot(self) -> asyncio.Semaphore:
-        """Created on the helper's loop, on which all questions run."""
-        with self._lock:
-            if self._slots is None:
-                self._slots = asyncio.Semaphore(self._max_concurrent)
-            return self._slots

@@ -1,21 +1,19 @@
 """A helper model's answers: `read_json` takes the value out of one, `AnswerCache` keeps them on disk, and
 `NearDuplicates` finds repetitions among texts.
-
-A damaged file is moved aside with a warning, and its questions are asked again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import re
 import sqlite3
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet.schema.chat import Message
+from ajet.schema.errors import UserError
 
-log = logging.getLogger("ajet.helper")
 FloatArray = npt.NDArray[np.float32]
 
 BUSY_S = 30.0
@@ -49,29 +47,28 @@ class AnswerCache:
 
     def get(self, key: str) -> str | None:
         """The cached answer to a question, or None."""
-        with self._lock:
-            if self._connection is None and not self.path.exists():
-                return None
-            try:
-                row = self._open().execute("SELECT text FROM answer WHERE key = ?", (key,)).fetchone()
-            except sqlite3.DatabaseError as error:
-                self._set_aside(error)
-                return None
+        if self._connection is None and not self.path.exists():
+            return None
+        with self._opened() as connection:
+            row = connection.execute("SELECT text FROM answer WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
     def put(self, key: str, text: str) -> None:
         """Store an answer."""
         text = text.encode("utf-8", "replace").decode("utf-8")
+        with self._opened() as connection, connection:
+            connection.execute("INSERT OR REPLACE INTO answer VALUES (?, ?, ?)", (key, text, time.time()))
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """The connection, for one thread at a time. Raises a UserError if the file is damaged."""
         with self._lock:
-            for last in (False, True):
-                try:
-                    with self._open() as connection:
-                        connection.execute("INSERT OR REPLACE INTO answer VALUES (?, ?, ?)", (key, text, time.time()))
-                    return
-                except sqlite3.DatabaseError as error:
-                    if last:
-                        raise
-                    self._set_aside(error)
+            try:
+                yield self._open()
+            except sqlite3.OperationalError:  # a full disk, a lock held too long
+                raise
+            except sqlite3.DatabaseError as error:
+                raise UserError(f"{self.path}: {error}\n    delete it: its answers are then asked for again") from None
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -83,19 +80,6 @@ class AnswerCache:
             connection.execute("CREATE TABLE IF NOT EXISTS answer (key TEXT PRIMARY KEY, text TEXT, kept REAL)")
             self._connection = connection
         return self._connection
-
-    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
-        """Move a damaged file away. Anything else (a full disk, a lock held too long) is raised."""
-        if isinstance(error, sqlite3.OperationalError):
-            raise error
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        aside = self.path.with_suffix(".damaged")
-        self.path.replace(aside)
-        for suffix in ("-wal", "-shm"):
-            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
-        log.warning("%s is damaged (%s): moved to %s; its answers are asked for again", self.path, error, aside)
 
 
 WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W\d_]+|\d+(?:[.,]\d+)*")

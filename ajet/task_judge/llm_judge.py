@@ -15,7 +15,7 @@ import random
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,7 +240,7 @@ def _object(key: str, kind: dict[str, Any]) -> dict[str, Any]:
 
 if TYPE_CHECKING:
     from ajet.config import Config
-    from ajet.config.judges import LlmJudgeConfig
+    from ajet.config.judges import LlmJudgeConfig, RubricsConfig
 
 KEY = "ajet.task_judge.llm_judge"
 SEVERAL_VOTES_TEMPERATURE = 0.7
@@ -273,37 +273,52 @@ async def environment_later(workflow_task: WorkflowTask, *, asked: bool) -> Late
 class ModelJudge(GroupJudge):
     """Base class of judges that ask a helper model."""
 
-    mode: str
-    answer_field: str
-    reference_field: str
-    success_threshold: float
+    def __init__(
+        self,
+        config: Config,
+        section: LlmJudgeConfig | RubricsConfig,
+        asker: Asker,
+        templates: tuple[Template, Template],
+        mode: str,
+    ) -> None:
+        """`mode`: the one of the two templates that the judge is asked by."""
+        super().__init__(config)
+        self.section = section
+        self.mode = mode
+        several = 0.0 if section.votes == 1 else SEVERAL_VOTES_TEMPERATURE
+        self._grader = Grader(
+            asker,
+            *templates,
+            scale=Scale(section.min_score, section.max_score),
+            votes=section.votes,
+            swap_order=section.swap_order,
+            temperature=several if section.temperature is None else section.temperature,
+            max_tokens=section.max_tokens,
+        )
 
     @property
     def per_episode(self) -> bool:  # type: ignore[override]
         return self.mode == "pointwise"
 
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Later:
-        return await environment_later(workflow_task, asked=self.needs_environment())
+        asked = self._grader.pointwise if self.per_episode else self._grader.listwise
+        return await environment_later(workflow_task, asked="environment" in asked.names)
 
-    def needs_environment(self) -> bool:
-        """Whether the prompt has `{environment}`."""
-        return False
-
-    async def grader(self, episodes: Sequence[JudgedEpisode]) -> Grader:
-        """The grader of these episodes."""
-        raise NotImplementedError
+    async def grader(self) -> Grader:
+        """What grades."""
+        return self._grader
 
     async def compute_group_rewards(self, episodes: Sequence[JudgedEpisode]) -> list[Judgement]:
-        grader = await self.grader(episodes)
+        grader, section = await self.grader(), self.section
         names = (grader.pointwise.names | grader.listwise.names | {"answer"}) - {"answers", "rubrics"}
         values = [
-            episode_values(each, names, answer_field=self.answer_field, reference_field=self.reference_field)
+            episode_values(each, names, answer_field=section.answer_field, reference_field=section.reference_field)
             for each in episodes
         ]
-        if self.mode == "listwise":
-            grades = await grader.rank(values)
-        else:
+        if self.per_episode:
             grades = await asyncio.gather(*(grader.score(each) for each in values))
+        else:
+            grades = await grader.rank(values)
         return [self._judgement(grade, grader.scale) for grade in grades]
 
     def _judgement(self, grade: Grade, scale: Scale) -> Judgement:
@@ -312,86 +327,64 @@ class ModelJudge(GroupJudge):
         notes: dict[str, Any] = {"score": grade.score, **({"reasons": reasons} if reasons else {})}
         if len(grade.votes) > 1:
             notes["votes"] = grade.votes
-        return Judgement(reward, reward >= self.success_threshold, notes=notes)
+        return Judgement(reward, reward >= self.section.success_threshold, notes=notes)
 
 
 class LlmJudge(ModelJudge):
     """`ajet.task_judge.llm_judge`."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config)
         section = config.ajet.task_judge.llm_judge
-        self.mode, self.success_threshold = section.mode, section.success_threshold
-        self.answer_field, self.reference_field = section.answer_field, section.reference_field
-        scale = Scale(section.min_score, section.max_score, section.normalise)
-        self._own_grader = Grader(
-            Asker.of_run(
-                config,
-                HelperModel.chosen(config, section.model, f"{KEY}.model"),
-                max_concurrent=section.max_concurrent,
-                retries=section.retries,
-                cache=section.cache,
-            ),
-            *_templates(section, scale),
-            scale=scale,
-            votes=section.votes,
+        asker = Asker.of_run(
+            config,
+            HelperModel.chosen(config, section.model, f"{KEY}.model"),
+            max_concurrent=section.max_concurrent,
+            retries=section.retries,
+            cache=section.cache,
+        )
+        super().__init__(config, section, asker, _templates(section), section.mode)
+        self._grader = replace(
+            self._grader,
+            scale=replace(self._grader.scale, normalise=section.normalise),
             combine=section.combine,
-            swap_order=section.swap_order,
             system_prompt=section.system_prompt,
-            temperature=temperature(section.temperature, section.votes),
-            max_tokens=section.max_tokens,
         )
 
-    def needs_environment(self) -> bool:
-        grader = self._own_grader
-        return "environment" in (grader.pointwise if self.mode == "pointwise" else grader.listwise).names
 
-    async def grader(self, episodes: Sequence[JudgedEpisode]) -> Grader:
-        return self._own_grader
-
-
-def temperature(given: float | None, votes: int) -> float:
-    """The configured temperature, or a default that suits the number of votes."""
-    return given if given is not None else 0.0 if votes == 1 else SEVERAL_VOTES_TEMPERATURE
-
-
-def form(scale: Scale) -> str:
-    """The instruction that says how to write a score."""
-    return FORM.format(low=scale.low, high=scale.high)
-
-
-def _templates(section: LlmJudgeConfig, scale: Scale) -> tuple[Template, Template]:
-    """The pointwise and the listwise template. The user's prompt replaces the one of `mode`; instructions for the
-    reply's format are appended."""
+def _templates(section: LlmJudgeConfig) -> tuple[Template, Template]:
+    """The user's prompt replaces the one of `mode`."""
     own, key = _own_prompt(section)
-    pointwise, listwise = POINTWISE, LISTWISE
-    if own is not None and section.mode == "listwise":
-        listwise = own
-        pointwise = own.replace("{answers}", "<answer>\n{answer}\n</answer>\n\nThere is only one: how good is it?")
-    elif own is not None:
-        pointwise = own
-    if section.mode == "listwise" and "{answers}" not in listwise:
-        raise ConfigError(f"{key}: a listwise prompt needs {{answers}}, where the numbered answers go")
     if section.mode == "listwise":
-        refuse_single(Template(listwise, key, more=("answers",)).names, key)
-    templates = (
-        Template(f"{pointwise}\n{form(scale)}", key),
-        Template(f"{listwise}\n{RANKING_FORM}", key, more=("answers",)),
-    )
+        listwise = own or LISTWISE
+        single = "<answer>\n{answer}\n</answer>\n\nThere is only one: how good is it?"
+        pointwise = own.replace("{answers}", single) if own else POINTWISE
+    else:
+        pointwise, listwise = own or POINTWISE, LISTWISE
+    templates = whole_templates(pointwise, listwise, section, section.mode, key)
     needed = ("{answer}", "{conversation}", "{output.", "{environment}")
     if section.mode == "pointwise" and not any(name in pointwise for name in needed):
         raise ConfigError(f"{key}: the prompt needs {{answer}}, or else the judge doesn't see what it grades")
     return templates
 
 
-def refuse_single(names: set[str], key: str) -> None:
-    """Refuse a listwise prompt with placeholders that differ from episode to episode."""
-    single = sorted(n for n in names if n in ("answer", "conversation", "environment") or n.startswith("output."))
-    if single:
-        raise ConfigError(
-            f"{key}: {{{single[0]}}} differs from episode to episode; a listwise prompt has {{answers}}, and what the "
-            "episodes of a group have in common: {query}, {reference} and {task.KEY}"
-        )
+def whole_templates(
+    pointwise: str, listwise: str, section: LlmJudgeConfig | RubricsConfig, mode: str, key: str, *more: str
+) -> tuple[Template, Template]:
+    """The templates of two prompts, with the form of the reply appended. `more`: names that they may have besides
+    those of an episode. Refuses a listwise prompt with placeholders that differ from episode to episode."""
+    form = FORM.format(low=section.min_score, high=section.max_score)
+    found = Template(f"{pointwise}\n{form}", key, more=more)
+    ranking = Template(f"{listwise}\n{RANKING_FORM}", key, more=("answers", *more))
+    if mode == "listwise":
+        if "answers" not in ranking.names:
+            raise ConfigError(f"{key}: a listwise prompt needs {{answers}}, where the numbered answers go")
+        each = ("answer", "conversation", "environment")
+        if single := sorted(name for name in ranking.names if name in each or name.startswith("output.")):
+            raise ConfigError(
+                f"{key}: {{{single[0]}}} differs from episode to episode; a listwise prompt has {{answers}}, and what "
+                "the episodes of a group have in common: {query}, {reference} and {task.KEY}"
+            )
+    return found, ranking
 
 
 def _own_prompt(section: LlmJudgeConfig) -> tuple[str | None, str]:

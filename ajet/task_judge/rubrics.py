@@ -208,12 +208,10 @@ class RubricsWriter:
         asker: Asker,
         grader_by: Callable[[Rubrics], Grader],
         section: RubricsConfig,
-        on_progress: Callable[[int, int], None],
     ) -> None:
         self._asker, self._grader_by, self._section, self._mode = asker, grader_by, section, section.grader_mode
         self._scale = Scale(section.min_score, section.max_score)
         self._language = LANGUAGES.get(section.language, section.language)
-        self._on_progress = on_progress
 
     async def write(self, examples: Sequence[Example], tried_on: Sequence[Example] = ()) -> Rubrics:
         """Write rubrics and measure how well they agree with the labels."""
@@ -253,23 +251,12 @@ class RubricsWriter:
     async def _propose_all(self, examples: Sequence[Example]) -> list[str]:
         work = [example for _ in range(self._section.generate_number) for example in examples]
         if self._section.sampling_mode == "all_samples":
-            done = 0
-
-            async def one(number: int, example: Example) -> list[str]:
-                nonlocal done
-                texts = await self._propose(example, number)
-                done += 1
-                self._on_progress(done, len(work))
-                return texts
-
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(number, example)) for number, example in enumerate(work)]
-            return [text for task in tasks for text in task.result()]
+            proposing = [self._propose(example, number) for number, example in enumerate(work)]
+            return [text for texts in await self._asker.all(proposing, "writing rubrics") for text in texts]
         found, known, idle = [], NearDuplicates(SIMILAR), 0
         for number, example in enumerate(work):
             new = [text for text in await self._propose(example, number) if known.add(text) is None]
             found += new
-            self._on_progress(number + 1, len(work))
             idle = 0 if new else idle + 1
             if idle >= PATIENCE or len(found) >= self._section.max_total_rubrics:
                 break

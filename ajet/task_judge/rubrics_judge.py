@@ -16,19 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.schema.errors import ConfigError
-from ajet.task_judge.base_judge import JudgedEpisode
 from ajet.task_judge.helper import Asker, HelperModel
-from ajet.task_judge.llm_judge import (
-    ABOUT,
-    RANKING_FORM,
-    Grader,
-    ModelJudge,
-    Scale,
-    Template,
-    form,
-    refuse_single,
-    temperature,
-)
+from ajet.task_judge.llm_judge import ABOUT, Grader, ModelJudge, Template, whole_templates
 from ajet.task_judge.rubrics import Example, Rubrics, RubricsWriter, read_examples
 
 if TYPE_CHECKING:
@@ -41,22 +30,15 @@ KEY = "ajet.task_judge.rubrics_auto_grader"
 RUBRICS = "\n<rubrics>\n{rubrics}\n</rubrics>\n"
 POINTWISE = ABOUT + RUBRICS + "\n<answer>\n{answer}\n</answer>\n\nGrade the answer by the rubrics.\n"
 LISTWISE = ABOUT + RUBRICS + "\n{answers}\n\nRank the answers by the rubrics.\n"
-REPORT_S = 10.0
-"""The interval between progress messages in the log."""
 
 
 class RubricsJudge(ModelJudge):
     """`ajet.task_judge.rubrics_auto_grader`."""
 
+    section: RubricsConfig
+
     def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.section = section = config.ajet.task_judge.rubrics_auto_grader
-        self.mode, self.success_threshold = section.grader_mode, section.success_threshold
-        self.answer_field, self.reference_field = section.answer_field, section.reference_field
-        self.scale = Scale(section.min_score, section.max_score)
-        self.rubrics: Rubrics | None = None
-        given = section.rubrics_file
-        self.path = Path(given).expanduser() if given else config.cache_path / "rubrics.yaml"
+        section = config.ajet.task_judge.rubrics_auto_grader
         self._asker = Asker.of_run(
             config,
             HelperModel.chosen(config, section.model_name, f"{KEY}.model_name"),
@@ -64,16 +46,16 @@ class RubricsJudge(ModelJudge):
             retries=section.max_retries,
             cache=section.cache,
         )
-        self._templates = _templates(section, self.scale)
+        super().__init__(config, section, self._asker, _templates(section), section.grader_mode)
+        self.rubrics: Rubrics | None = None
+        given = section.rubrics_file
+        self.path = Path(given).expanduser() if given else config.cache_path / "rubrics.yaml"
 
     def prepare(self) -> None:
         """Read the rubrics, or have them written."""
         self.rubrics = self.load_or_write()
 
-    def needs_environment(self) -> bool:
-        return "environment" in self._templates[0 if self.mode == "pointwise" else 1].names
-
-    async def grader(self, episodes: Sequence[JudgedEpisode]) -> Grader:
+    async def grader(self) -> Grader:
         if self.rubrics is None:
             await asyncio.to_thread(self.prepare)
         assert self.rubrics is not None
@@ -81,21 +63,12 @@ class RubricsJudge(ModelJudge):
 
     def grader_by(self, rubrics: Rubrics) -> Grader:
         """A grader that uses these rubrics."""
-        section, text = self.section, rubrics.as_text()
+        text = rubrics.as_text().replace("{", "{ ")
         pointwise, listwise = (
-            Template(template.text.replace("{rubrics}", text.replace("{", "{ ")), template.key, more=("answers",))
-            for template in self._templates
+            Template(template.text.replace("{rubrics}", text), template.key, more=("answers",))
+            for template in (self._grader.pointwise, self._grader.listwise)
         )
-        return Grader(
-            self._asker,
-            pointwise,
-            listwise,
-            self.scale,
-            votes=section.votes,
-            swap_order=section.swap_order,
-            temperature=temperature(section.temperature, section.votes),
-            max_tokens=section.max_tokens,
-        )
+        return replace(self._grader, pointwise=pointwise, listwise=listwise)
 
     def load_or_write(self, *, again: bool = False) -> Rubrics:
         """Load the rubrics file, or write it if there is none. One process writes while others wait."""
@@ -120,14 +93,10 @@ class RubricsJudge(ModelJudge):
         """Write new rubrics from graded examples, without touching any file."""
         section = self.section
         most = section.num_reference_samples
-        progress = _Progress(self._asker)
-        writer = RubricsWriter(self._asker, self.grader_by, section, progress)
         used = list(examples)[:most] if most else list(examples)
-        try:
-            rubrics = asyncio.run(writer.write(used, tried_on))
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
-        progress.end(rubrics)
+        rubrics = asyncio.run(RubricsWriter(self._asker, self.grader_by, section).write(used, tried_on))
+        about = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in rubrics.about.items())
+        log.info("rubrics: %d written (%s); %s", len(rubrics.texts), about, self._asker.spent)
         return replace(rubrics, name=section.grader_name or "rubrics")
 
     def examples(self, split: str) -> list[Example]:
@@ -146,46 +115,21 @@ class RubricsJudge(ModelJudge):
         )
 
 
-class _Progress:
-    """Logs the progress while rubrics are written."""
-
-    def __init__(self, asker: Asker) -> None:
-        self._asker, self._said_at = asker, 0.0
-
-    def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() - self._said_at >= REPORT_S or done == total:
-            self._said_at = time.monotonic()
-            log.info("rubrics: %d of %d examples, %s", done, total, self._asker.spent)
-
-    def end(self, rubrics: Rubrics) -> None:
-        about = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in rubrics.about.items())
-        log.info("rubrics: %d written (%s); %s", len(rubrics.texts), about, self._asker.spent)
-
-
-def _templates(section: RubricsConfig, scale: Scale) -> tuple[Template, Template]:
-    own = section.custom_evaluation_prompt
+def _templates(section: RubricsConfig) -> tuple[Template, Template]:
+    """The user's prompt replaces the one of `grader_mode`."""
+    own, mode = section.custom_evaluation_prompt, section.grader_mode
     key = f"{KEY}.custom_evaluation_prompt"
     if isinstance(own, dict):
         if section.language not in own or not isinstance(own[section.language], str):
             raise ConfigError(f"{key}: there is no prompt for language {section.language!r}; there are {list(own)}")
         own = own[section.language]
-    pointwise, listwise = POINTWISE, LISTWISE
-    if own and section.grader_mode == "listwise":
-        listwise = own
-    elif own:
-        pointwise = own
-    needed = "{answers}" if section.grader_mode == "listwise" else "{answer}"
-    chosen = listwise if section.grader_mode == "listwise" else pointwise
-    for name in ("{rubrics}", needed):
-        if name not in chosen:
-            raise ConfigError(f"{key}: a {section.grader_mode} prompt needs {name}")
-    more = ("rubrics", "answers")
-    if section.grader_mode == "listwise":
-        refuse_single(Template(listwise, key, more=more).names, key)
-    return (
-        Template(f"{pointwise}\n{form(scale)}", key, more=more),
-        Template(f"{listwise}\n{RANKING_FORM}", key, more=more),
-    )
+    if own:
+        for name in ("{rubrics}", "{answers}" if mode == "listwise" else "{answer}"):
+            if name not in own:
+                raise ConfigError(f"{key}: a {mode} prompt needs {name}")
+    pointwise = own if own and mode == "pointwise" else POINTWISE
+    listwise = own if own and mode == "listwise" else LISTWISE
+    return whole_templates(pointwise, listwise, section, mode, key, "rubrics")
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import json
 import logging
 import random
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +34,6 @@ PER_CALL = 10
 """How many questions one call asks for."""
 ROUNDS = 3
 """How many rounds replace variations that were rejected."""
-REPORT_S = 10.0
 
 QUESTIONS = """\
 Read this text and write exactly {count} questions about it. They should differ, cover all of the text, be clear \
@@ -105,7 +103,6 @@ class TaskWriter:
     def __init__(self, asker: Asker, reader: TaskReaderConfig, embedder: Asker | None) -> None:
         self._embed = None if embedder is None else embedder.vectors
         self._asker, self._seed, self._section = asker, reader.seed, reader.data_generation
-        self._said_at = time.monotonic()
         self._unusable = 0
         self._refusals: list[str] = []
 
@@ -155,7 +152,9 @@ class TaskWriter:
 
     async def _questions(self, chunks: Sequence[Chunk]) -> list[Task]:
         calls = -(-self._section.task_num // PER_CALL)
-        asked = await self._all([self._ask_about(chunks[index % len(chunks)], index) for index in range(calls)])
+        asked = await self._asker.all(
+            [self._ask_about(chunks[index % len(chunks)], index) for index in range(calls)], "writing questions"
+        )
         return [task for tasks in asked for task in tasks]
 
     async def _ask_about(self, chunk: Chunk, number: int) -> list[Task]:
@@ -177,7 +176,7 @@ class TaskWriter:
         return tasks
 
     async def _variations(self, numbers: Sequence[int], sources: Sequence[Task], chunks: Sequence[Chunk]) -> list[Task]:
-        made = await self._all([self._vary(number, sources, chunks) for number in numbers])
+        made = await self._asker.all([self._vary(number, sources, chunks) for number in numbers], "writing tasks")
         return [task for task in made if task is not None]
 
     async def _vary(self, number: int, sources: Sequence[Task], chunks: Sequence[Chunk]) -> Task | None:
@@ -225,26 +224,6 @@ class TaskWriter:
 
     def _last_refusal(self) -> str:
         return f", questions refused: {len(self._refusals)}, the last: {self._refusals[-1]}" if self._refusals else ""
-
-    async def _all(self, work: Sequence[Any]) -> list[Any]:
-        """The results in order, with a progress line in the log. The first error cancels the rest."""
-        done = 0
-
-        async def one(coroutine: Any) -> Any:
-            nonlocal done
-            result = await coroutine
-            done += 1
-            if time.monotonic() - self._said_at > REPORT_S:
-                self._said_at = time.monotonic()
-                log.info("writing tasks: %d of %d questions answered, %s", done, len(work), self._asker.spent)
-            return result
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(coroutine)) for coroutine in work]
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
-        return [task.result() for task in tasks]
 
     async def _kept(self, tasks: Sequence[Task], known: NearDuplicates, written: Written) -> list[Task]:
         """The tasks that repeat no other task and pass the review."""

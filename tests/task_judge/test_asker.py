@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ajet.schema.errors import UserError
 from ajet.task_judge.helper import Asker, HelperError, HelperModel, UnusableAnswerError
 from ajet.task_judge.helper_answers import AnswerCache, WrongAnswer, read_json
 from support.http_server import Answer, Server
@@ -90,7 +90,7 @@ def test_latex_that_is_not_escaped_stays_as_it_is() -> None:
 def test_an_answer_that_is_cut_off_is_not_used(server: Server, text: str | None) -> None:
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "length"}
     server.handle = lambda *_: (200, {}, {"choices": [choice]})
-    with pytest.raises(UnusableAnswerError, match="in 2 tries: it is too long: it was cut off at max_tokens"):
+    with pytest.raises(UnusableAnswerError, match=r"\(retries: 1\): it is too long: it was cut off at max_tokens"):
         asyncio.run(Asker(HelperModel("m", server.url), retries=1).ask(ASK, score))
     assert asyncio.run(HelperModel("m", server.url).complete(ASK)) == (text or "")
 
@@ -110,7 +110,7 @@ def test_an_answer_that_stays_wrong_is_an_error_with_its_text(server: Server, tm
     server.handle = lambda *_: reply("I'd say seven")
     cache = AnswerCache(tmp_path / "a.sqlite")
     asker = Asker(HelperModel("m", server.url), retries=1, cache=cache)
-    with pytest.raises(UnusableAnswerError, match=r"in 2 tries: it holds no JSON value.*I'd say seven"):
+    with pytest.raises(UnusableAnswerError, match=r"\(retries: 1\): it holds no JSON value.*I'd say seven"):
         asyncio.run(asker.ask(ASK, score))
     assert not cache.path.exists(), "only usable answers are kept"
 
@@ -127,12 +127,11 @@ def test_answers_are_kept_by_content(server: Server, tmp_path: Path) -> None:
     assert len(server.seen) == 4, "sampling, draw and model are part of the question"
 
 
-def test_a_damaged_cache_is_set_aside(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_cache_is_named(server: Server, tmp_path: Path) -> None:
     (tmp_path / "a.sqlite").write_bytes(b"SQLite format 3\0" + b"rubbish" * 500)
     asker = Asker(HelperModel("m", server.url), cache=AnswerCache(tmp_path / "a.sqlite"))
-    assert asyncio.run(asker.ask(ASK, score)) == 7
-    assert "a.sqlite is damaged" in caplog.text and (tmp_path / "a.damaged").exists()
-    assert sqlite3.connect(tmp_path / "a.sqlite").execute("SELECT count(*) FROM answer").fetchone() == (1,)
+    with pytest.raises(UserError, match=r"a\.sqlite: .*\n    delete it"):
+        asyncio.run(asker.ask(ASK, score))
 
 
 def test_a_kept_answer_that_no_longer_fits_is_asked_for_again(server: Server, tmp_path: Path) -> None:

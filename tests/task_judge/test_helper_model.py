@@ -81,7 +81,7 @@ def test_what_is_no_reply_is_an_error_that_names_the_address(server: Server, bod
 def test_a_usage_without_numbers_is_none(server: Server, usage: Any) -> None:
     server.handle = lambda *_: reply(usage=usage)
     assert asyncio.run(HelperModel("m", server.url).complete(ASK)) == "yes"
-    limited = HelperModel("m", server.url, budget=HelperBudget(max_tokens=100))
+    limited = HelperModel("m", server.url, budget=HelperBudget(HelperConfig(max_tokens=100)))
     with pytest.raises(HelperError, match="the endpoint reports no token usage"):
         asyncio.run(limited.complete(ASK))
 
@@ -148,7 +148,7 @@ def test_limits_on_tokens_need_an_endpoint_that_reports_them(server: Server) -> 
     server.handle = lambda *_: reply(usage=None)
     assert asyncio.run(HelperModel("m", server.url).complete(ASK)) == "yes"
     with pytest.raises(HelperError, match=r"reports no token usage.*max_calls"):
-        asyncio.run(HelperModel("m", server.url, budget=HelperBudget(max_tokens=9)).complete(ASK))
+        asyncio.run(HelperModel("m", server.url, budget=HelperBudget(HelperConfig(max_tokens=9))).complete(ASK))
 
 
 def test_cancelling_the_caller_ends_the_call(server: Server) -> None:

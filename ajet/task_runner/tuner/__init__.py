@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.gateway.chat import EpisodeSession
@@ -20,7 +19,7 @@ from ajet.schema.install import lazily
 from ajet.schema.resources import PromptSet, PromptTemplate, read_prompts
 from ajet.schema.span import Span
 from ajet.schema.task import finite_reward
-from ajet.task_judge.helper import HelperEndpoint, HelperModel
+from ajet.task_judge.helper import BaseUrlAndKey, HelperModel
 from ajet.task_runner.tuner.connection import Connection, LoopBridge, post_reward
 
 if TYPE_CHECKING:
@@ -62,18 +61,6 @@ class SpanSink(NamedTuple):
         return cls(sender.add, sender.flush)
 
 
-@dataclass(frozen=True, slots=True)
-class BaseUrlAndKey:
-    """The settings of any OpenAI-compatible client. It also unpacks: `base_url, api_key, model = …`."""
-
-    base_url: str
-    api_key: str
-    model: str
-
-    def __iter__(self) -> Any:
-        return iter((self.base_url, self.api_key, self.model))
-
-
 class AjetTuner:
     """The model being tuned, for one episode.
 
@@ -83,18 +70,20 @@ class AjetTuner:
 
     sandbox: Sandbox | None = None
     """The episode's sandbox (`ajet.rollout.sandbox`)."""
+    _session: EpisodeSession | None = None
+    _gateway: Gateway | None = None
+    _endpoint: BaseUrlAndKey | None = None
+    _control_key = ""
+    _prompts: PromptSet | None = None
 
     def __init__(
         self, session: EpisodeSession, config: Any, loop: asyncio.AbstractEventLoop, gateway: Gateway | None = None
     ) -> None:
         """For the process that runs the episode. `loop` is the service loop, on which `session` lives."""
         self.config = config
-        self._session: EpisodeSession | None = session
+        self._session = session
         self._loop = loop
         self._gateway = gateway
-        self._endpoint: BaseUrlAndKey | None = None
-        self._control_key = ""
-        self._prompts: PromptSet | None = None
         self.prompts_used: list[str] = []
         self._trainable_targets: Sequence[str] = session.settings.trainable_targets
 
@@ -112,11 +101,8 @@ class AjetTuner:
         need its `control_key`."""
         tuner = cls.__new__(cls)
         tuner.config = config
-        tuner._session = None
-        tuner._gateway = None
         tuner._endpoint = BaseUrlAndKey(base_url, api_key, MODEL_PREFIX + DEFAULT_AGENT)
         tuner._control_key = control_key
-        tuner._prompts = None
         tuner.prompts_used = []
         tuner._trainable_targets = tuple(trainable_targets or ())
         return tuner
@@ -193,7 +179,7 @@ class AjetTuner:
         Anthropic's protocol is served at the same address, without `/v1`."""
         helper = self._helper(target_tag, debug_model)
         if helper is not None:
-            return BaseUrlAndKey(*_endpoint(helper))
+            return _endpoint(helper)
         return self._own_endpoint(agent_name, target_tag)
 
     def _own_endpoint(self, agent_name: str, target_tag: str) -> BaseUrlAndKey:
@@ -364,5 +350,5 @@ class AjetTuner:
         return LoopBridge(Caller(self._session, agent, target), self._loop)
 
 
-def _endpoint(helper: str | HelperModel) -> HelperEndpoint:
+def _endpoint(helper: str | HelperModel) -> BaseUrlAndKey:
     return (HelperModel(helper) if isinstance(helper, str) else helper).endpoint()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ajet.backbone.prompt.settings import FunctionProposer, HelperProposer
+from ajet.config.root import HelperConfig
 from ajet.prompt_tuning import BudgetExhausted, Candidate, Kind, ProposerError, Request
 from ajet.prompt_tuning.proposal import Ask, messages_for
 from ajet.schema.resources import PromptSet, PromptTemplate
@@ -36,7 +37,7 @@ def test_a_helper_that_fails_is_named_and_its_own_budget_ends_the_search() -> No
     with helper(lambda text: (400, {}, {"error": {"message": "no such model"}})) as server:
         with pytest.raises(ProposerError, match=r"helper model 'm' at .*no such model"):
             asyncio.run(HelperProposer(HelperModel("m", server.url, "k"), 1.0, 60)(REQUEST))
-        limited = HelperModel("m", server.url, "k", budget=HelperBudget(max_calls=0))
+        limited = HelperModel("m", server.url, "k", budget=HelperBudget(HelperConfig.model_construct(max_calls=0)))
         with pytest.raises(BudgetExhausted, match=r"ajet.helper.max_calls"):
             asyncio.run(HelperProposer(limited, 1.0, 60)(REQUEST))
 
