@@ -14,7 +14,7 @@ import json
 import logging
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,25 +99,34 @@ def _sqlite(path: Path, min_reward: float | None) -> Iterator[Exchange]:
 
 def _studio(connection: sqlite3.Connection, path: Path) -> Iterator[Exchange]:
     query = "SELECT rowid, attributes FROM span_table WHERE name = 'ReActAgent.reply' OR name LIKE 'invoke_agent%'"
+    rows = connection.execute(f"{query} ORDER BY rowid")
+    yield from _found(path, "span", ((row, _of_attributes(_parsed(text))) for row, text in rows))
+
+
+def _found(path: Path, what: str, read: Iterable[tuple[object, tuple[str, str] | None]]) -> Iterator[Exchange]:
+    """The exchanges of a file's spans or traces, given by name; those without one are counted in the log. So are those
+    with lone surrogates, which truncation leaves and no tokenizer or server accepts."""
     lost = 0
-    for row, text in connection.execute(f"{query} ORDER BY rowid"):
-        try:
-            attributes = json.loads(text)
-        except (TypeError, ValueError, RecursionError):
-            lost += 1
-            continue
-        found = _of_attributes(attributes if isinstance(attributes, dict) else {})
-        if found is None or not _whole(found):
-            lost += 1
+    for name, texts in read:
+        if texts is not None and all(encodable(text) == text for text in texts):
+            yield Exchange(*texts, f"{path.name}, {what} {name}")
         else:
-            yield Exchange(*found, f"{path.name}, span {row}")
+            lost += 1
     if lost:
-        log.warning("%s: %d spans hold no question with an answer, and are left out", path, lost)
+        log.warning("%s: %d %ss hold no question with an answer, and are left out", path, lost, what)
 
 
-def _of_attributes(attributes: dict[str, Any]) -> tuple[str, str] | None:
+def _parsed(text: Any) -> Any:
+    """The value of a JSON text; None if it is none."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _of_attributes(attributes: Any) -> tuple[str, str] | None:
     """The question and answer in an agent span's attributes, in any of the formats that AgentScope has used."""
-    flat = _flat(attributes)
+    flat = _flat(attributes if isinstance(attributes, dict) else {})
     asked = _message_text(flat.get("gen_ai.input.messages"), "user")
     said = _message_text(flat.get("gen_ai.output.messages"), "assistant")
     if asked is None:
@@ -170,10 +179,7 @@ def _content(value: Any) -> str | None:
 def _message_text(value: Any, role: str) -> str | None:
     """The last message of a role in `gen_ai.…messages`: a list, or JSON of one."""
     if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
+        value = _parsed(value)
     for message in reversed(value if isinstance(value, list) else []):
         if isinstance(message, dict) and message.get("role", role) == role:
             text = _content(message.get("parts")) or _content(message.get("content"))
@@ -192,15 +198,7 @@ def _otlp(path: Path) -> Iterator[Exchange]:
             traces.setdefault(str(span.get("traceId", "")), []).append(span)
     if not traces:
         raise TaskDataError(f"{KEY}: {path}: no OpenTelemetry spans (expected `resourceSpans` of OTLP JSON)")
-    lost = 0
-    for trace, spans in traces.items():
-        found = _of_trace(spans)
-        if found is None or not _whole(found):
-            lost += 1
-        else:
-            yield Exchange(*found, f"{path.name}, trace {trace}")
-    if lost:
-        log.warning("%s: %d traces hold no question with an answer, and are left out", path, lost)
+    yield from _found(path, "trace", ((trace, _of_trace(spans)) for trace, spans in traces.items()))
 
 
 def _documents(path: Path) -> Iterator[Any]:
@@ -208,11 +206,9 @@ def _documents(path: Path) -> Iterator[Any]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskDataError(f"{KEY}: {path}: can't be read: {error}") from None
-    try:
-        yield json.loads(text)
+    if (whole := _parsed(text)) is not None:
+        yield whole
         return
-    except (ValueError, RecursionError):
-        pass  # then it is one document per line
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
@@ -238,11 +234,6 @@ def _of_trace(spans: list[dict[str, Any]]) -> tuple[str, str] | None:
         asked = asked or _first([_message_text(call[0], "user") for call in calls])
         said = said or _first([_message_text([call[1]], "assistant") for call in reversed(calls)])
     return (asked, said) if asked and said else None
-
-
-def _whole(texts: tuple[str, str]) -> bool:
-    """The text without lone surrogates, which truncation leaves and no tokenizer or server accepts."""
-    return all(encodable(text) == text for text in texts)
 
 
 def _first(texts: list[str | None]) -> str | None:
