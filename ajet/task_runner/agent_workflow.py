@@ -25,6 +25,7 @@ from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from ajet.schema.errors import AjetError, EnvironmentFault, ImportPathError, RewardError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.schema.user_code import find_named
 from ajet.task_judge.base_judge import has_judge
 from ajet.task_judge.math_answer_as_judge import reference, same_answer
 from ajet.task_runner.tuner import AjetTuner
@@ -87,14 +88,10 @@ def build_agent(config: Config, base_dirs: Sequence[Path] = ()) -> Agent:
         raise type(error)(f"{AGENT_KEY}: {error}") from error
 
 
-def workflow_of(built: Agent) -> type[AgentWorkflow]:
-    """The workflow that runs this agent."""
-
-    class Built(AgentWorkflow):
-        agent: ClassVar[Agent] = built
-
-    Built.__name__ = Built.__qualname__ = type(built).__name__
-    return Built
+def workflow_of(built: Agent | CliAgent) -> type[Workflow]:
+    """The workflow that runs this agent, or this program."""
+    base, name = (CliWorkflow, "CliWorkflow") if isinstance(built, CliAgent) else (AgentWorkflow, type(built).__name__)
+    return type(name, (base,), {"agent": built, "__module__": __name__})
 
 
 class AgentWorkflow(Workflow):
@@ -140,15 +137,18 @@ def reward_of(trajectory: Trajectory, task: Task) -> tuple[float, bool | None] |
     """The outcome, without a judge, and whether it is a success. None: nothing says what the run is worth."""
     if trajectory.reward is not None:
         return trajectory.reward, trajectory.is_success
-    expected = task.metadata.get("answer")
-    if expected is not None:
-        answer = _answer(trajectory)
-        right_answer = reference(expected, task.task_id)
-        right = answer is not None and same_answer(answer, right_answer)
-        return float(right), right
+    if task.metadata.get("answer") is not None:
+        return _compared(_answer(trajectory), task)
     if any(step.reward_score is not None for step in trajectory.steps):
         return trajectory.tool_reward, None
     return None
+
+
+def _compared(answer: str | None, task: Task) -> tuple[float, bool]:
+    """1.0 or 0.0, by the task's `answer`."""
+    right_answer = reference(task.metadata["answer"], task.task_id)
+    right = answer is not None and same_answer(answer, right_answer)
+    return float(right), right
 
 
 def _reward_calls(trajectory: Trajectory, tuner: AjetTuner) -> None:
@@ -182,8 +182,6 @@ PROGRAM_NO_REWARD = (
     "there is no judge. Give tasks one of the two, or set ajet.task_judge.judge_protocol"
 )
 OPTIONS = ("max_output_mb", "result_as", "test_command", "test_seconds")
-EXIT_CODE = "exit_code"
-OUTPUT = "output"
 
 
 def build_cli_agent(config: Config, base_dirs: Sequence[Path] = ()) -> CliAgent:
@@ -199,8 +197,7 @@ def build_cli_agent(config: Config, base_dirs: Sequence[Path] = ()) -> CliAgent:
             )
     installed = settings.installed_in
     if installed is not None:
-        bases = [Path(base) / Path(installed).expanduser() for base in (*base_dirs, Path.cwd())]
-        installed = next((str(place.resolve()) for place in bases if place.is_dir()), installed)
+        installed = str(find_named(installed, base_dirs, Path.is_dir) or installed)
     try:
         return CliAgent(
             program=settings.program,
@@ -238,16 +235,6 @@ def check_program(config: Config, settings: SandboxSettings, base_dirs: Sequence
             raise AgentSettingsError(f"{AGENT_KEY}: {error}") from None
 
 
-def cli_workflow_of(built: CliAgent) -> type[CliWorkflow]:
-    """The workflow that runs this program."""
-
-    class Built(CliWorkflow):
-        agent: ClassVar[CliAgent] = built
-
-    Built.__name__ = Built.__qualname__ = "CliWorkflow"
-    return Built
-
-
 class CliWorkflow(Workflow):
     """One run of the program per episode."""
 
@@ -267,26 +254,18 @@ class CliWorkflow(Workflow):
 
 def output_of_run(run: CliRun) -> WorkflowOutput:
     """What is recorded, and a judge is given."""
-    facts: dict[str, Any] = {
-        "final_answer": run.answer,
-        "stop_reason": str(run.stop_reason),
-        EXIT_CODE: run.exit_code,
-        OUTPUT: run.output,
-    }
+    facts: dict[str, Any] = {"final_answer": run.answer, "stop_reason": str(run.stop_reason)}
+    facts |= {"exit_code": run.exit_code, "output": run.output}
     if run.verdict is not None:
         facts["tests"] = run.verdict.facts()
-    failed = run.exit_code != 0
-    return WorkflowOutput(
-        metadata=facts, log_metrics={"agent/failed_exit": float(failed), "agent/seconds": run.seconds}
-    )
+    metrics = {"agent/failed_exit": float(run.exit_code != 0), "agent/seconds": run.seconds}
+    return WorkflowOutput(metadata=facts, log_metrics=metrics)
 
 
 def reward_of_run(run: CliRun, task: Task) -> tuple[float, bool]:
     """Without a judge."""
     if run.verdict is not None:
         return float(run.verdict.passed), run.verdict.passed
-    expected = task.metadata.get("answer")
-    if expected is None:
+    if task.metadata.get("answer") is None:
         raise RewardError(PROGRAM_NO_REWARD)
-    right = same_answer(run.answer, reference(expected, task.task_id))
-    return float(right), right
+    return _compared(run.answer, task)

@@ -215,10 +215,6 @@ def load_workflow(config: Config, base_dirs: Sequence[Path] = ()) -> type[Workfl
                 "    give its fields defaults, and let its `__init__`, if it has one, take `**fields`"
             ) from None
         return workflow_class
-    if rollout.agent.type == "cli":
-        from ajet.task_runner.agent_workflow import build_cli_agent, cli_workflow_of
+    from ajet.task_runner.agent_workflow import build_agent, build_cli_agent, workflow_of
 
-        return cli_workflow_of(build_cli_agent(config, base_dirs))
-    from ajet.task_runner.agent_workflow import build_agent, workflow_of
-
-    return workflow_of(build_agent(config, base_dirs))
+    return workflow_of((build_cli_agent if rollout.agent.type == "cli" else build_agent)(config, base_dirs))
