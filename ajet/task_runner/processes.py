@@ -18,11 +18,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ajet.environment.environment import EnvironmentSource, find_source
+from ajet.environment.environment import find_source
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Failure
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.task import WorkflowTask
@@ -198,7 +198,7 @@ class ProcessRunner:
     """Runs attempts in processes. A crash, a hang or `os._exit` ends only that attempt."""
 
     def __init__(self, config: Config, sessions: SessionProvider, base_dirs: Sequence[Path] = ()) -> None:
-        self._sessions = sessions
+        self.sessions = sessions
         self.workers = WorkerProcesses(config, base_dirs)
         self._world = environment_settings(config)
         self._service = find_source(self._world) if self._world is not None and self._world.url is not None else None
@@ -213,48 +213,34 @@ class ProcessRunner:
         record = None
         if self._world is not None:
             record = EnvironmentRecord(self._world.source or self._world.url or "")
-        end = _EnvironmentEnd(record, self._service, self._endings)
-        return _AttemptInProcess(self.workers, self._sessions, workflow_task, open_session, ended_early, end)
+        return _AttemptInProcess(self, record, workflow_task, open_session, ended_early)
+
+    def ended(self, record: EnvironmentRecord | None, episode_id: str) -> None:
+        """End a worker's environment, unless the worker has said that it did."""
+        service, events = self._service, [] if record is None else record.events
+        if service is not None and (not events or events[-1].what != "close" or events[-1].error):
+            self._endings.end(lambda: service.abandon(episode_id))
 
     async def aclose(self) -> None:
         await self.workers.aclose()
         await self._endings.wait()
 
 
-class _EnvironmentEnd(NamedTuple):
-    """What is known of a worker's environment, and who ends it if the worker doesn't."""
-
-    record: EnvironmentRecord | None
-    service: EnvironmentSource | None
-    endings: EnvironmentEndings
-
-    def ensure(self, episode_id: str) -> None:
-        """End it, unless the worker has said that it did."""
-        if self.service is None or self.record is None:
-            return
-        events = self.record.events
-        if not events or events[-1].what != "close" or events[-1].error:
-            service = self.service
-            self.endings.end(lambda: service.abandon(episode_id))
-
-
 class _AttemptInProcess:
     def __init__(
         self,
-        workers: WorkerProcesses,
-        sessions: SessionProvider,
+        runner: ProcessRunner,
+        environment: EnvironmentRecord | None,
         workflow_task: WorkflowTask,
         open_session: OpenSession,
         ended_early: EndedEarly,
-        environment_end: _EnvironmentEnd,
     ) -> None:
-        self._environment_end = environment_end
-        self._workers = workers
-        self._sessions = sessions
+        self.environment = environment
+        self._runner = runner
         self._task = workflow_task
         self._open_session = open_session
         self._ended_early = ended_early
-        self._worker = workers.take()
+        self._worker = runner.workers.take()
         self._has_answered = False
 
     async def result(self) -> WorkflowResult:
@@ -285,7 +271,7 @@ class _AttemptInProcess:
                     raised = True
                     writer.write(json.dumps(self._ended_early(bool(message["explained"]))).encode() + b"\n")
                 else:
-                    key = await self._sessions.access(await self._open_session(message["targets"]))
+                    key = await self._runner.sessions.access(await self._open_session(message["targets"]))
                     access = {"base_url": key.base_url, "api_key": key.api_key, "control_key": key.control_key}
                     writer.write(json.dumps(access).encode() + b"\n")
         except (ConnectionError, ValueError, TypeError, LookupError, OverflowError, RecursionError, UserError) as error:
@@ -306,12 +292,8 @@ class _AttemptInProcess:
             return WorkflowResult(failure=failure, failed_in="workflow", unjudged=failure)
         return WorkflowResult(finished=phase == "judge", failure=failure, failed_in=phase)
 
-    @property
-    def environment(self) -> EnvironmentRecord | None:
-        return self._environment_end.record
-
     def _note(self, event: EnvironmentEvent) -> None:
-        if (record := self._environment_end.record) is not None and len(record.events) <= MOST_EVENTS:
+        if (record := self.environment) is not None and len(record.events) <= MOST_EVENTS:
             # events are reported when they are over
             record.began = record.began or time.time() - event.started_s - event.seconds
             record.events.append(event)
@@ -320,5 +302,5 @@ class _AttemptInProcess:
         return await self._worker.stack()
 
     def release(self) -> None:
-        self._workers.give_back(self._worker, has_answered=self._has_answered)
-        self._environment_end.ensure(self._task.episode_uuid)
+        self._runner.workers.give_back(self._worker, has_answered=self._has_answered)
+        self._runner.ended(self.environment, self._task.episode_uuid)
