@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.context_tracker.samples import untrain
 from ajet.schema.episode import ROOT, Episode, EpisodeStatus, Failure, Outcome
-from ajet.schema.errors import ConfigError, EngineError, JudgeFault, UserError
+from ajet.schema.errors import ConfigError, EngineError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import (
     BaseJudge,
@@ -32,14 +32,12 @@ from ajet.task_judge.base_judge import (
     validate_rewards,
 )
 from ajet.task_runner.attempt import EarlyEnding, EndedEarly, WorkflowResult
-from ajet.task_runner.results import called, describe, judge_result
+from ajet.task_runner.results import asked_again, called, describe, judge_result
 from ajet.task_runner.thread_control import WorkflowInterrupted
 from ajet.task_runner.threads import EpisodeThreads
 
 if TYPE_CHECKING:
     from ajet.config.root import FailureRewardConfig, Treatment
-
-log = logging.getLogger(__name__)
 
 EXAMPLE_JUDGE = "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"
 NO_REWARD = (
@@ -352,18 +350,17 @@ class LateJudge:
 
 
 async def _ask(judge: GroupJudge, episodes: list[JudgedEpisode], retries: int) -> Outcomes:
-    """In the judge's thread. A judge that raised is asked again, unless its answer was invalid."""
-    for attempt in range(retries + 1):
-        try:
-            value = await called(judge.compute_group_rewards, episodes)
-            return validate_rewards(value, len(episodes), type(judge).__name__)
-        except WorkflowInterrupted:
-            raise
-        except BaseException as error:  # noqa: BLE001 - user code: whatever it raises ends only these episodes
-            if attempt == retries or isinstance(error, JudgeFault | UserError):
-                return describe(error)
-            log.warning("the judge raised %s: %s; asking it again", type(error).__name__, error)
-    raise AssertionError("unreachable")
+    """In the judge's thread."""
+
+    def read(value: Any) -> list[Judgement]:
+        return validate_rewards(value, len(episodes), type(judge).__name__)
+
+    try:
+        return await asked_again(lambda: called(judge.compute_group_rewards, episodes), read, retries, logging.WARNING)
+    except WorkflowInterrupted:
+        raise
+    except BaseException as error:  # noqa: BLE001 - user code: whatever it raises ends only these episodes
+        return describe(error)
 
 
 def _reward(episode: Episode, judgement: Judgement, judged: JudgedEpisode) -> None:

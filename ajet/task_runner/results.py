@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
@@ -28,6 +28,7 @@ from ajet.schema.errors import (
     JudgeFault,
     ModelCallError,
     RewardError,
+    UserError,
     WorkflowFault,
     address_of,
     error_chain,
@@ -43,6 +44,7 @@ from ajet.task_runner.workflow import Workflow
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 OpenTuner = Callable[[list[str] | None], Awaitable[Any]]
 """Given the workflow's `trainable_targets`, opens the attempt's session and returns the tuner."""
 
@@ -214,14 +216,22 @@ def _note(result: WorkflowResult, judgement: Judgement | Later) -> None:
 async def _ask(
     judge_: BaseJudge, workflow_task: WorkflowTask, output: WorkflowOutput, retries: int, level: int
 ) -> Judgement | Later:
-    """Judging again costs no model calls: a judge that raised is asked again, unless its answer was invalid."""
+    def read(value: Any) -> Judgement | Later:
+        return value if isinstance(value, Later) else validate_reward(value, type(judge_).__name__)
+
+    try:
+        return await asked_again(lambda: called(judge_.compute_reward, workflow_task, output), read, retries, level)
+    except UnusableResultError as error:  # the agent's doing, which no judge need foresee
+        return Judgement(0.0, False, notes={"unusable_result": str(error)})
+
+
+async def asked_again(ask: Callable[[], Awaitable[Any]], read: Callable[[Any], T], retries: int, level: int) -> T:
+    """What a judge says. Judging again costs no model calls: a judge that raised is asked again, unless its answer was
+    invalid, or what it said is for the user."""
     for attempt in range(retries + 1):
         try:
-            value = await called(judge_.compute_reward, workflow_task, output)
-            return value if isinstance(value, Later) else validate_reward(value, type(judge_).__name__)
-        except UnusableResultError as error:  # the agent's doing, which no judge need foresee
-            return Judgement(0.0, False, notes={"unusable_result": str(error)})
-        except (WorkflowInterrupted, JudgeFault, bdb.BdbQuit):
+            return read(await ask())
+        except (WorkflowInterrupted, UnusableResultError, JudgeFault, UserError, bdb.BdbQuit):
             raise
         except BaseException as error:
             if attempt == retries or _being_cancelled():
