@@ -204,11 +204,9 @@ class RolloutPool:
             seen[task.task_id] += 1
         return await _all(work)
 
-    async def run_episodes(self, tasks: Sequence[Task], *, validation: bool = False) -> list[Episode]:
+    async def run_episodes(self, tasks: Sequence[Task]) -> list[Episode]:
         """One episode per task, in the order of `tasks`."""
-        return await _all(
-            self.run_episode(task, batch_index=index, validation=validation) for index, task in enumerate(tasks)
-        )
+        return await _all(self.run_episode(task, batch_index=index) for index, task in enumerate(tasks))
 
     @asynccontextmanager
     async def _slot(self, stop: asyncio.Event) -> AsyncIterator[None]:
@@ -241,7 +239,7 @@ class RolloutPool:
 
 
 class _Place(NamedTuple):
-    """Where a group belongs in the run."""
+    """Where a group belongs in the run: what `run_episode` is told of it."""
 
     group_id: str
     batch_index: int
@@ -383,18 +381,8 @@ class _Group:
         return first
 
     async def _episode(self, repeat: int) -> Episode:
-        return await self.pool.run_episode(
-            self.task,
-            group_id=self.place.group_id,
-            batch_index=self.place.batch_index,
-            repeat=repeat,
-            step=self.place.step,
-            occurrence=self.place.occurrence,
-            validation=self.place.validation,
-            stop=self.stop,
-            in_group=True,
-            prompts=self.place.prompts,
-        )
+        place = self.place._asdict()
+        return await self.pool.run_episode(self.task, repeat=repeat, stop=self.stop, in_group=True, **place)
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
