@@ -13,8 +13,9 @@ import json
 import logging
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from ajet.task_reader.task_reader_base import BaseTaskReader, with_unique_ids
 
 log = logging.getLogger("ajet.task_reader")
 
+KEY = "ajet.task_reader.data_generation"
 PER_CALL = 10
 """How many questions one call asks for."""
 ROUNDS = 3
@@ -82,19 +84,17 @@ MANY = {
 PROMPTS = QUESTIONS + VARIATION + DOCUMENT
 
 
+REPEATED, LEAKED, REJECTED = "repetitions", "that repeated a validation task", "rejected by the review"
+UNUSABLE, REFUSED = "unusable answers", "refused questions"
+
+
 @dataclass(slots=True)
 class Written:
-    """The tasks that were kept, and counts of those that weren't."""
+    """The tasks that were kept, and counts of what wasn't."""
 
     training: list[Task]
     validation: list[Task]
-    repeated: int = 0
-    rejected: int = 0
-    unusable: int = 0
-    refused: int = 0
-    """Questions that the model's server refused."""
-    leaks: int = 0
-    """Training tasks that repeated a validation task."""
+    left_out: Counter[str] = field(default_factory=Counter)
 
 
 class TaskWriter:
@@ -103,12 +103,12 @@ class TaskWriter:
     def __init__(self, asker: Asker, reader: TaskReaderConfig, embedder: Asker | None) -> None:
         self._embed = None if embedder is None else embedder.vectors
         self._asker, self._seed, self._section = asker, reader.seed, reader.data_generation
-        self._unusable = 0
-        self._refusals: list[str] = []
+        self._left_out: Counter[str] = Counter()
+        self._last_refusal = ""
 
     async def write(self, chunks: Sequence[Chunk], seeds: Sequence[Task]) -> Written:
         """Tasks to train and to validate on."""
-        written = Written([], [])
+        written = Written([], [], self._left_out)
         duplicates = self._section.deduplication_filter
         threshold = duplicates.params.similarity_threshold
         known = NearDuplicates(threshold, self._embed) if duplicates.enabled else NearDuplicates(1.0)
@@ -116,14 +116,12 @@ class TaskWriter:
         for seed in seeds:
             known.add(seed.main_query)
         asked = await self._questions(chunks) if chunks else []
-        questions = await self._kept(asked, known, written)
+        questions = await self._kept(asked, known)
         written.validation = [*questions, *seeds]
         sources = written.validation
         if not sources:
             raise TaskDataError(
-                "ajet.task_reader.data_generation: the model wrote no usable question about the documents "
-                f"({self._unusable} unusable answers, {written.rejected} rejected{self._last_refusal()}); the log has "
-                "the reasons"
+                f"{KEY}: the model wrote no usable question about the documents ({self._why()}): see the log"
             )
         guard = NearDuplicates(threshold, self._embed)
         await guard.learn(task.main_query for task in sources)
@@ -138,16 +136,14 @@ class TaskWriter:
             number += missing
             await guard.learn(task.main_query for task in fresh)
             clean = [task for task in fresh if guard.find(task.main_query) is None]
-            written.leaks += len(fresh) - len(clean)
-            written.training += await self._kept(clean, known, written)
-        written.unusable, written.refused = self._unusable, len(self._refusals)
+            self._left_out[LEAKED] += len(fresh) - len(clean)
+            written.training += await self._kept(clean, known)
         if not written.training:
-            raise TaskDataError(
-                "ajet.task_reader.data_generation: no training task was left: "
-                f"{written.unusable} unusable answers, {written.repeated} repetitions, {written.leaks} repeated a "
-                f"validation task, {written.rejected} rejected by the review{self._last_refusal()}"
-            )
-        self._tell(written)
+            raise TaskDataError(f"{KEY}: no training task was left: {self._why()}")
+        log.info(
+            "tasks written: %d to train on, %d to validate on; left out: %s; %s",
+            *(len(written.training), len(written.validation), self._why(), self._asker.spent),
+        )
         return written
 
     async def _questions(self, chunks: Sequence[Chunk]) -> list[Task]:
@@ -214,35 +210,30 @@ class TaskWriter:
                 max_tokens=self._section.llm_response_length,
             )
         except UnusableAnswerError as error:
-            self._unusable += 1
+            self._left_out[UNUSABLE] += 1
             log.warning("%s", error)
             return None
         except HelperRefusalError as error:
-            self._refusals.append(str(error))
+            self._left_out[REFUSED] += 1
+            self._last_refusal = f", the last refusal: {error}"
             log.warning("left out, refused: a question%s: %s", f" about {about.source}" if about else "", error)
             return None
 
-    def _last_refusal(self) -> str:
-        return f", questions refused: {len(self._refusals)}, the last: {self._refusals[-1]}" if self._refusals else ""
+    def _why(self) -> str:
+        """What was left out."""
+        counted = ", ".join(f"{count} {what}" for what, count in self._left_out.items() if count)
+        return f"{counted or 'nothing'}{self._last_refusal}"
 
-    async def _kept(self, tasks: Sequence[Task], known: NearDuplicates, written: Written) -> list[Task]:
+    async def _kept(self, tasks: Sequence[Task], known: NearDuplicates) -> list[Task]:
         """The tasks that repeat no other task and pass the review."""
         await known.learn(task.main_query for task in tasks)
         new = [task for task in tasks if known.add(task.main_query) is None]
-        written.repeated += len(tasks) - len(new)
+        self._left_out[REPEATED] += len(tasks) - len(new)
         if not self._section.llm_filter or not new:
             return new
         good = await review(new, self._asker)
-        written.rejected += len(new) - len(good)
+        self._left_out[REJECTED] += len(new) - len(good)
         return good
-
-    def _tell(self, written: Written) -> None:
-        log.info(
-            "tasks written: %d to train on, %d to validate on; left out: %d repetitions, %d that repeated a validation "
-            "task, %d rejected by the review, %d unusable answers, %d refused questions; %s",
-            *(len(written.training), len(written.validation), written.repeated, written.leaks),
-            *(written.rejected, written.unusable, written.refused, self._asker.spent),
-        )
 
 
 def _task(query: str, metadata: dict[str, Any]) -> Task:
@@ -258,7 +249,6 @@ def _place(passage: str, chunk: Chunk) -> tuple[int, int] | None:
     return None if found is None else (chunk.start + found.start(), chunk.start + found.end())
 
 
-KEY = "ajet.task_reader.data_generation"
 FORMAT = 1
 """The version of stored files. Changing it makes earlier files obsolete."""
 

@@ -12,7 +12,9 @@ import math
 import random
 import traceback
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 from pydantic import ValidationError
@@ -133,17 +135,13 @@ def with_unique_ids(tasks: list[Task]) -> tuple[list[Task], str | None]:
     taken = {task.task_id for task in named}
     seen: set[str] = set()
     repeated: list[str] = []
-    next_number: dict[str, int] = {}
+    numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(2))
     unique: list[Task] = []
     for task in named:
         task_id = task.task_id
         if task_id in seen:
             repeated.append(task_id)
-            number = next_number.get(task_id, 2)
-            while f"{task_id}-{number}" in taken:
-                number += 1
-            next_number[task_id] = number + 1
-            task_id = f"{task_id}-{number}"
+            task_id = next(new for n in numbers[task_id] if (new := f"{task.task_id}-{n}") not in taken)
             taken.add(task_id)
             task = task.model_copy(update={"task_id": task_id})
         seen.add(task_id)

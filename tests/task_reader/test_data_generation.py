@@ -17,6 +17,7 @@ from ajet.schema.errors import TaskDataError
 from ajet.task_judge.helper import HelperError
 from ajet.task_judge.helper_answers import NearDuplicates
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
+from ajet.task_reader.data_generation import LEAKED, REFUSED
 from ajet.task_reader.documents import Document, chunks_of, read_documents
 from support.scripted_helper import helper
 
@@ -123,7 +124,7 @@ def test_training_repeats_no_validation_task(tmp_path: Path) -> None:
         reader = build_reader(configured(tmp_path, server.url))
         training = reader.get_training_tasks()
         assert [task.main_query for task in training] == ["In which year was pier 2 built?"]
-        assert reader.written.leaks > 0  # type: ignore[attr-defined]
+        assert reader.written.left_out[LEAKED] > 0  # type: ignore[attr-defined]
 
 
 def test_examples_alone_will_do(tmp_path: Path) -> None:
@@ -159,14 +160,14 @@ def test_a_refused_document_is_left_out_with_its_reason(
         reader = build_reader(config)
         assert reader.get_validation_tasks()[0].main_query == "When was the lighthouse built?"
         assert {task.metadata["source_doc_id"] for task in reader.get_training_tasks()} == {"docs/a.md"}
-        assert reader.written.refused > 0  # type: ignore[attr-defined]
+        assert reader.written.left_out[REFUSED] > 0  # type: ignore[attr-defined]
     assert "refused: a question about docs/b.md" in caplog.text and "content filter" in caplog.text
 
 
 def test_a_model_that_refuses_every_document_is_an_error(tmp_path: Path) -> None:
     with (
         helper(lambda _: REFUSAL) as server,
-        pytest.raises(TaskDataError, match=r"questions refused: 1, .*content filter"),
+        pytest.raises(TaskDataError, match=r"1 refused questions, .*content filter"),
     ):
         build_reader(configured(tmp_path, server.url)).get_training_tasks()
 

@@ -228,18 +228,7 @@ _REPLY = {
     "object": "chat.completion",
     "created": 0,
     "model": "rehearsal",
-    "choices": [
-        {
-            "index": 0,
-            "finish_reason": "tool_calls",
-            "message": {
-                "role": "assistant",
-                "content": "ready",
-                "tool_calls": [{"id": "1", "type": "function", "function": {"name": "begin", "arguments": "{}"}}],
-            },
-        }
-    ],
-    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "ready"}}],
 }
 _MESSAGES: Any = [{"role": "user", "content": "ready?"}]
 
