@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ajet.config.kinds import READERS, load
 from ajet.config.tasks import HuggingFaceConfig, JsonlConfig, TaskReaderConfig
 from ajet.schema.errors import TaskDataError
 from ajet.schema.task import Task
@@ -292,8 +293,6 @@ class DataGenerationReader(BaseTaskReader):
         return written
 
     def _seeds(self) -> list[Task]:
-        from ajet.task_reader.task_reader_base import build_reader
-
         query = self.reader_config.data_generation.query_reader
         files, hub = query.jsonl_dataset_file, query.huggingface_dat_repo
         from_hub = query.type == "huggingface_dat_repo"
@@ -308,8 +307,9 @@ class DataGenerationReader(BaseTaskReader):
                 ),
             }
         )
-        config = self.config.model_copy(update={"ajet": self.config.ajet.model_copy(update={"task_reader": section})})
-        tasks, _ = with_unique_ids(build_reader(config).get_training_tasks())
+        reader = load(READERS, section.type)(section)
+        reader.config = self.config
+        tasks, _ = with_unique_ids(reader.get_training_tasks())
         return tasks
 
 

@@ -294,7 +294,8 @@ def describe(error: BaseException) -> Failure:
     if len(text) > MOST_ERROR_CHARACTERS:
         half = MOST_ERROR_CHARACTERS // 2
         text = f"{text[:half]}\n… ({len(text)} characters)\n{text[-half:]}"
-    address = _address(error)
+    # many clients' messages don't say which address failed; a call of our own model needs none
+    address = "" if _model_error_code(error) else address_of(error)
     return Failure(type(error).__name__, f"{message} ({address})" if address not in message else message, text)
 
 
@@ -306,14 +307,6 @@ def _said(error: BaseException) -> str:
         return f"(its message can't be shown: {type(worse).__name__})"
     long = len(message) > MOST_MESSAGE_CHARACTERS
     return f"{message[:MOST_MESSAGE_CHARACTERS]}… ({len(message)} characters)" if long else message
-
-
-def _address(error: BaseException) -> str:
-    """Which address a client could not reach or got an error from: many clients' messages don't say. Empty for calls
-    of our own model, and if there is none. Without user name, password and query, which may be secret."""
-    if _model_error_code(error):
-        return ""
-    return address_of(error)
 
 
 def _quits(error: BaseException) -> bool:

@@ -101,7 +101,6 @@ class ServiceLoop:
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.schema.task import WorkflowTask
-    from ajet.task_runner.remote import RemoteRunner
 
 GARBAGE = (50_000, 20, 10)
 """Python's own thresholds have it look for cyclic garbage after every 700 new objects: a seventh of what episodes cost
@@ -249,8 +248,8 @@ class Runtime:
         self._service.start()
         if self.config.ajet.helper.model is not None:
             HelperModel.from_config(self.config).endpoint()  # a missing one ends the run here
-        wrapper = self.config.ajet.task_runner.wrapper_type
-        isolated, remote, outside = (wrapper == kind for kind in ("multi-processing", "remote", "outside"))
+        wrapper, base_dirs = self.config.ajet.task_runner.wrapper_type, self.config.base_dirs
+        isolated = wrapper == "multi-processing"
         if isolated and debugging():
             log.warning("debugging: the workflow runs in a thread of this process, where breakpoints can stop it")
             isolated = False
@@ -258,56 +257,40 @@ class Runtime:
             from ajet.task_runner.processes import ProcessRunner
 
             # first, so that the server imports the user's code on another core while this process loads the model
-            self.attempts = ProcessRunner(self.config, self, self.config.base_dirs)
+            self.attempts = ProcessRunner(self.config, self, base_dirs)
             if self.config.ajet.task_judge.judge_type != "customized_protocol":
-                self._judge = load_judge(self.config, self.config.base_dirs)  # ours: what is wrong with it ends the run
+                self._judge = load_judge(self.config, base_dirs)  # ours: what is wrong with it ends the run
         self._loader.start()
         self._loader.loaded.add_done_callback(self._watch_engine)
         self.run(self.gateway.start())
-        if remote:
-            self._judge = load_judge(self.config, self.config.base_dirs)
-            self.attempts = self.run(self._remote_runner(self._judge))
-        elif outside:
-            self._judge = load_judge(self.config, self.config.base_dirs)
+        if not isolated:
+            self._judge = load_judge(self.config, base_dirs)
+        if wrapper == "remote":
+            from ajet.task_runner.remote import RemoteRunner  # and the whole store, which other runs don't need
+
+            runner = self.attempts = RemoteRunner(self.config, self, self._judge)
+            self.run(runner.start())
+        elif wrapper == "outside":
             self.attempts = ExternalRunner(self, self._judge)
         elif not isolated:
             self.attempts = self._thread_runner()
         self._loader.user_code_imported()
         self._prepared(self._judge)
-        self.pool = self.run(self._make_pool())
-        if outside:
-            self.run(self._accept_external_episodes())
-
-    async def _accept_external_episodes(self) -> None:
-        """From now on, external programs may begin episodes."""
-        assert isinstance(self.attempts, ExternalRunner)
-        self.external = ExternalEpisodes(
-            self.config,
-            self.pool.runner,
-            self.attempts,
-            self.pool,
-            on_start=self._on_start,
-        )
-        self.gateway.external = self.external
-        self.external.say_how(self.gateway.base_url)
-
-    async def _remote_runner(self, judge: BaseJudge | None) -> RemoteRunner:
-        """Serves episodes to remote runners; the user's workflow is theirs."""
-        from ajet.task_runner.remote import RemoteRunner  # and the whole store, which other runs don't need
-
-        runner = self.attempts = RemoteRunner(self.config, self, judge)
-        await runner.start()
-        return runner
+        self.pool = self._make_pool()
+        if isinstance(self.attempts, ExternalRunner):  # from now on, external programs may begin episodes
+            self.external = ExternalEpisodes(
+                self.config, self.pool.runner, self.attempts, self.pool, on_start=self._on_start
+            )
+            self.gateway.external = self.external
+            self.external.say_how(self.gateway.base_url)
 
     def _thread_runner(self) -> ThreadRunner:
-        """Imports the user's workflow and judge."""
-        ajet = self.config.ajet
+        """Imports the user's workflow."""
         base_dirs = self.config.base_dirs
         workflow_class = load_workflow(self.config, base_dirs)
-        threads = EpisodeThreads(collect_garbage=ajet.task_runner.wrapper_type == "asyncio-with-gc")
+        threads = EpisodeThreads(collect_garbage=self.config.ajet.task_runner.wrapper_type == "asyncio-with-gc")
         environments = find_environment(self.config, base_dirs)
         sandboxes = find_sandbox(self.config, base_dirs)
-        self._judge = load_judge(self.config, base_dirs)
         return ThreadRunner(workflow_class, self._judge, self, threads, environments, sandboxes)
 
     def _late_judge(self) -> LateJudge:
@@ -326,7 +309,7 @@ class Runtime:
             judge.prepare()
         return judge
 
-    async def _make_pool(self) -> RolloutPool:
+    def _make_pool(self) -> RolloutPool:
         parallel = self._parallel or self.config.ajet.rollout.max_env_worker
         late_judge = self._late_judge()
         return RolloutPool(
