@@ -78,7 +78,7 @@ def rubrics(argv: Sequence[str]) -> int:
     arguments = parser.parse_intermixed_args(argv)
 
     from ajet.system.services import yaml_services
-    from ajet.task_judge.rubrics_judge import RubricsJudge
+    from ajet.task_judge.rubrics import RubricsJudge
 
     config = config_of(arguments)
     judge = RubricsJudge(config)

@@ -31,8 +31,7 @@ from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import JudgedEpisode
 from ajet.task_judge.helper import HelperModel
-from ajet.task_judge.rubrics import Rubrics, example_of
-from ajet.task_judge.rubrics_judge import RubricsJudge
+from ajet.task_judge.rubrics import Rubrics, RubricsJudge, example_of
 
 READERS = {"hf": "huggingface_dat_repo", "huggingface": "huggingface_dat_repo", "jsonl": "jsonl_dataset_file"}
 """Short names in `set_data` of `task_reader.type`s."""
@@ -233,12 +232,11 @@ class AutoGraderJudge(RubricsJudge):
         if not tasks:
             self.rubrics = await asyncio.to_thread(self.load_or_write, again=True)
             return self.rubrics
-        section = self.section
         examples = [
             example_of(
                 {"main_query": task.main_query, **task.metadata},
-                *(self.mode, f"task {task.task_id or number}", section.query_field, section.answer_field),
-                *(section.min_score, section.max_score),
+                f"task {task.task_id or number}",
+                self.section,
             )
             for number, task in enumerate(tasks)
         ]

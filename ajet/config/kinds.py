@@ -51,7 +51,7 @@ READERS: Kinds = {
 
 JUDGES: Kinds = {
     "llm_judge": "ajet.task_judge.llm_judge->LlmJudge",
-    "rubrics_auto_grader": "ajet.task_judge.rubrics_judge->RubricsJudge",
+    "rubrics_auto_grader": "ajet.task_judge.rubrics->RubricsJudge",
     "openjudge": "ajet.task_judge.openjudge->OpenJudge",
     "tests": "ajet.task_judge.tests_judge->TestsJudge",
     "harbor": "ajet.task_judge.tests_judge->HarborJudge",

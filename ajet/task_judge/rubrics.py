@@ -1,24 +1,31 @@
-"""`Rubrics`: grading criteria in a YAML file that people can read and edit, and `RubricsWriter`, which writes them from
-graded examples."""
+"""`RubricsJudge` (`judge_type: rubrics_auto_grader`): a helper model grades by rubrics that it wrote from examples.
+
+`Rubrics` are grading criteria in a YAML file that people can read and edit. `RubricsWriter` writes them from graded
+examples, once, before the first episode; the file is used from then on.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.schema.errors import TaskDataError, UserError
-from ajet.task_judge.helper import Asker
+from ajet.schema.errors import ConfigError, TaskDataError, UserError
+from ajet.task_judge.helper import Asker, HelperModel
 from ajet.task_judge.helper_answers import NearDuplicates, read_json
-from ajet.task_judge.llm_judge import Grade, Grader, Scale
+from ajet.task_judge.llm_judge import ABOUT, Grade, Grader, ModelJudge, Scale, Template, whole_templates
 
 if TYPE_CHECKING:
+    from ajet.config import Config
     from ajet.config.judges import RubricsConfig
 
 log = logging.getLogger("ajet.rubrics")
@@ -100,9 +107,7 @@ class Example:
     """Pointwise: the one score. Listwise: the rank of each answer, 1 the best; equal ranks are ties."""
 
 
-def read_examples(
-    path: Path, mode: str, *, query_field: str, answer_field: str, low: float, high: float
-) -> list[Example]:
+def read_examples(path: Path, section: RubricsConfig) -> list[Example]:
     """The graded examples of a JSON Lines file."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -119,22 +124,22 @@ def read_examples(
             raise TaskDataError(f"{place}: not JSON: {error}") from None
         if not isinstance(record, dict):
             raise TaskDataError(f"{place}: expected an object with fields")
-        examples.append(example_of(record, mode, place, query_field, answer_field, low, high))
+        examples.append(example_of(record, place, section))
     if not examples:
         raise RubricsError(f"{path}: no examples; each line is one graded answer, as docs/judges.md shows")
     return examples
 
 
-def example_of(
-    record: dict[str, Any], mode: str, place: str, query_field: str, answer_field: str, low: float, high: float
-) -> Example:
+def example_of(record: dict[str, Any], place: str, section: RubricsConfig) -> Example:
     """One example from its record. Raises RubricsError naming `place`."""
+    query_field, answer_field = section.query_field, section.answer_field
+    low, high = section.min_score, section.max_score
     metadata = record.get("metadata")
     fields = {**record, **(metadata if isinstance(metadata, dict) else {})}
     query = next((fields[name] for name in (query_field, "main_query", "question", "query") if fields.get(name)), None)
     if not isinstance(query, str):
         raise RubricsError(f"{place}: no field {query_field!r} with the problem's text")
-    if mode == "pointwise":
+    if section.grader_mode == "pointwise":
         answer = next((fields[name] for name in (answer_field, "answer") if fields.get(name) is not None), None)
         score: Any = fields.get("score")
         if answer is None or not _is_number(score) or not low <= score <= high:
@@ -203,12 +208,7 @@ Write in {language}. Answer with a JSON object and nothing after it: {{"rubrics"
 class RubricsWriter:
     """Writes the rubrics of one grader. `grader_by` makes a grader from rubrics."""
 
-    def __init__(
-        self,
-        asker: Asker,
-        grader_by: Callable[[Rubrics], Grader],
-        section: RubricsConfig,
-    ) -> None:
+    def __init__(self, asker: Asker, grader_by: Callable[[Rubrics], Grader], section: RubricsConfig) -> None:
         self._asker, self._grader_by, self._section, self._mode = asker, grader_by, section, section.grader_mode
         self._scale = Scale(section.min_score, section.max_score)
         self._language = LANGUAGES.get(section.language, section.language)
@@ -345,3 +345,103 @@ def _pairs(example: Example, grades: Sequence[Grade]) -> list[bool]:
         for (rank, one), (other_rank, other) in combinations(together, 2)
         if rank != other_rank
     ]
+
+
+KEY = "ajet.task_judge.rubrics_auto_grader"
+RUBRICS = "\n<rubrics>\n{rubrics}\n</rubrics>\n"
+POINTWISE = ABOUT + RUBRICS + "\n<answer>\n{answer}\n</answer>\n\nGrade the answer by the rubrics.\n"
+LISTWISE = ABOUT + RUBRICS + "\n{answers}\n\nRank the answers by the rubrics.\n"
+
+
+class RubricsJudge(ModelJudge):
+    """`ajet.task_judge.rubrics_auto_grader`."""
+
+    section: RubricsConfig
+
+    def __init__(self, config: Config) -> None:
+        section = config.ajet.task_judge.rubrics_auto_grader
+        helper = HelperModel.chosen(config, section.model_name, f"{KEY}.model_name")
+        limits = {"max_concurrent": section.max_concurrent, "retries": section.max_retries}
+        asker = Asker.of_run(config, helper, **limits, cache=section.cache)
+        super().__init__(config, section, asker, _templates(section), section.grader_mode)
+        self.rubrics: Rubrics | None = None
+        own = section.rubrics_file
+        self.path = Path(own).expanduser() if own else config.cache_path / "rubrics.yaml"
+
+    def prepare(self) -> None:
+        """Read the rubrics, or have them written."""
+        self.rubrics = self.load_or_write()
+
+    async def grader(self) -> Grader:
+        if self.rubrics is None:
+            await asyncio.to_thread(self.prepare)
+        assert self.rubrics is not None
+        return self.grader_by(self.rubrics)
+
+    def grader_by(self, rubrics: Rubrics) -> Grader:
+        """A grader that uses these rubrics."""
+        text = rubrics.as_text().replace("{", "{ ")
+        pointwise, listwise = (
+            Template(template.text.replace("{rubrics}", text), template.key, more=("answers",))
+            for template in (self._grader.pointwise, self._grader.listwise)
+        )
+        return replace(self._grader, pointwise=pointwise, listwise=listwise)
+
+    def load_or_write(self, *, again: bool = False) -> Rubrics:
+        """Load the rubrics file, or write it if there is none. One process writes while others wait."""
+        if self.path.is_file() and not again:
+            return Rubrics.load(self.path)
+        with _only_one(self.path):
+            if self.path.is_file() and not again:
+                return Rubrics.load(self.path)
+            examples, others = self.examples("training"), self.examples("validation")
+            if not examples:
+                raise ConfigError(
+                    f"{KEY}.jsonl_dataset_file.training.file_path: rubrics are written from graded "
+                    f"examples, and none are given. Name a file of them, or one of rubrics in {KEY}.rubrics_file"
+                )
+            rubrics = self.write(examples, others)
+            if self.path.is_file():
+                self.path.replace(self.path.with_suffix(f".{time.strftime('%Y%m%d_%H%M%S')}.yaml"))
+            rubrics.save(self.path)
+        return rubrics
+
+    def write(self, examples: Sequence[Example], tried_on: Sequence[Example] = ()) -> Rubrics:
+        """Write new rubrics from graded examples, without touching any file."""
+        section, asker = self.section, self._grader.asker
+        used = examples[: section.num_reference_samples or None]
+        rubrics = asyncio.run(RubricsWriter(asker, self.grader_by, section).write(used, tried_on))
+        about = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in rubrics.about.items())
+        log.info("rubrics: %d written (%s); %s", len(rubrics.texts), about, asker.spent)
+        return replace(rubrics, name=section.grader_name or "rubrics")
+
+    def examples(self, split: str) -> list[Example]:
+        """The graded examples in the configured file of this split; none if there is no such file."""
+        path = self.section.jsonl_dataset_file[split].file_path
+        return [] if path is None else read_examples(Path(path), self.section)
+
+
+def _templates(section: RubricsConfig) -> tuple[Template, Template]:
+    """The user's prompt replaces the one of `grader_mode`."""
+    own, mode = section.custom_evaluation_prompt, section.grader_mode
+    key = f"{KEY}.custom_evaluation_prompt"
+    if isinstance(own, dict):
+        if section.language not in own or not isinstance(own[section.language], str):
+            raise ConfigError(f"{key}: there is no prompt for language {section.language!r}; there are {list(own)}")
+        own = own[section.language]
+    if own:
+        for name in ("{rubrics}", "{answers}" if mode == "listwise" else "{answer}"):
+            if name not in own:
+                raise ConfigError(f"{key}: a {mode} prompt needs {name}")
+    pointwise = own if own and mode == "pointwise" else POINTWISE
+    listwise = own if own and mode == "listwise" else LISTWISE
+    return whole_templates(pointwise, listwise, section, mode, key, "rubrics")
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Hold the lock of this file, so that only one process writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

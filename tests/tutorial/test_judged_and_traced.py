@@ -11,7 +11,7 @@ import pytest
 
 from ajet.cli.main import main
 from ajet.observe.metrics import read_metrics
-from ajet.task_judge.rubrics_judge import POINTWISE
+from ajet.task_judge.rubrics import POINTWISE
 from support.ports import free_port
 from support.tutorial_runs import ROOT, TINY, TUTORIAL, debug, imports, train
 

@@ -21,8 +21,7 @@ from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import JudgedEpisode, Judgement
 from ajet.task_judge.helper import HelperError
 from ajet.task_judge.rm_auto_grader_judge import AutoGraderJudge, GraderScore, Rank
-from ajet.task_judge.rubrics import Rubrics, RubricsError
-from ajet.task_judge.rubrics_judge import RubricsJudge
+from ajet.task_judge.rubrics import Rubrics, RubricsError, RubricsJudge
 from support.scripted_helper import helper
 
 POINTWISE = [
