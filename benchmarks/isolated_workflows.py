@@ -61,7 +61,7 @@ def steps(arm: list[str], folder: Path) -> list[dict[str, Any]]:
 def fork_costs() -> dict[str, float]:
     """In a process of its own: milliseconds of CPU for each child, the server's part included."""
     from ajet.config import load_config
-    from ajet.task_runner.worker import ForkServer
+    from ajet.task_runner.processes import ForkServer
 
     config = load_config(ROOT / "configs" / "quickstart.yaml")
     control, _ = socket.socketpair()

@@ -1,41 +1,71 @@
 """`ProcessRunner`: attempts in worker processes, each forked from a server that has imported the user's code.
 
-This is `wrapper_type: multi-processing`. The fork server is a small process that imports the user's code once and forks
-a worker for each attempt; it never imports torch, has one thread and holds no model. With `process_lifetime: run`, a
-worker that has ended an attempt is given another. `worker.py` is what a worker does. Model calls go through the
-gateway; task, reward and metadata cross as JSON.
+This is `wrapper_type: multi-processing`. `ForkServer` is a small process that imports the user's code once and forks a
+worker for each attempt; it never imports torch, has one thread and holds no model. With `process_lifetime: run`, a
+worker that has ended an attempt is given another. Model calls go through the gateway; task, reward and metadata cross
+as JSON.
+
+`serve_attempt` runs in a worker: a workflow and its judge. Its channel carries one JSON object per line. The worker
+receives the task, asks for access to the model once its workflow exists, asks how the episode ended if the workflow
+raised, reports when judging begins and what its environment was asked, and sends the result. A worker that stays then
+says that it is free.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import json
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from ajet.config import Config
 from ajet.environment.environment import find_source
+from ajet.environment.leased import LeasedEnvironment
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Failure
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.task import WorkflowTask
-from ajet.system.forking import PACKET, WITH_SERVER, ForkingClient
-from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider, WorkflowResult
-from ajet.task_runner.environments import EnvironmentEndings, environment_settings
-from ajet.task_runner.worker import FREE, LINE_LIMIT
-
-if TYPE_CHECKING:
-    from ajet.config import Config
+from ajet.schema.user_code import import_class
+from ajet.system.forking import PACKET, WITH_SERVER, ForkingClient, ForkingServer
+from ajet.task_judge.base_judge import JUDGE_KEY, BaseJudge, load_judge
+from ajet.task_runner.attempt import (
+    EarlyEnding,
+    EndedEarly,
+    OpenSession,
+    RunningAttempt,
+    SessionProvider,
+    WorkflowResult,
+)
+from ajet.task_runner.environments import (
+    EnvironmentEndings,
+    LeasedSandbox,
+    environment_settings,
+    find_environment,
+    find_sandbox,
+    load_workflow,
+)
+from ajet.task_runner.results import describe, run_workflow
+from ajet.task_runner.thread_control import end_loop, run_with_pauses
+from ajet.task_runner.tuner import AjetTuner
 
 log = logging.getLogger(__name__)
 
+LINE_LIMIT = 64 * 1024 * 1024
+"""Size limit of a message between a worker and the process that runs the episodes."""
+FREE = {"free": True}
+"""What a worker that stays says when it has cleared up after an attempt."""
 STDERR_KEPT = 16 * 1024
 """How much of the end of a worker's standard error is kept: enough for a traceback and what led to it."""
 MOST_EVENTS = 10_000
@@ -137,7 +167,7 @@ class WorkerProcesses:
         self._server = self._new_server()
 
     def _new_server(self) -> ForkingClient:
-        return ForkingClient(("ajet.task_runner.worker", "ForkServer"), self._setup, ImportPathError)
+        return ForkingClient(("ajet.task_runner.processes", "ForkServer"), self._setup, ImportPathError)
 
     async def ready(self) -> None:
         """Replaces a server that died (its workers died with it)."""
@@ -304,3 +334,113 @@ class _AttemptInProcess:
     def release(self) -> None:
         self._runner.workers.give_back(self._worker, has_answered=self._has_answered)
         self._runner.ended(self.environment, self._task.episode_uuid)
+
+
+# ------------------------------------------------------------ in the server and its workers
+
+
+def _own_streams(stderr: int) -> None:
+    """Its own stderr, also for the stack that `dump` asks for, and no stdin."""
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    faulthandler.enable(all_threads=True)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+async def serve_attempt(server: ForkServer, channel: socket.socket) -> None:
+    """Run the attempt whose task comes over the channel, and send its result."""
+    reader, writer = await asyncio.open_connection(sock=channel, limit=LINE_LIMIT)
+    loop, own_thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def send(**message: Any) -> None:
+        writer.write(json.dumps(message).encode() + b"\n")
+
+    def tell(event: EnvironmentEvent) -> None:
+        """Each event at once: this process may be killed at any time."""
+        if threading.get_ident() == own_thread:
+            send(environment=asdict(event))
+        else:
+            loop.call_soon_threadsafe(lambda: send(environment=asdict(event)))
+
+    async def open_tuner(targets: list[str] | None) -> AjetTuner:
+        send(targets=targets)
+        access = json.loads(await reader.readline())
+        keys = {"api_key": access["api_key"], "control_key": access["control_key"]}
+        return AjetTuner.remote(access["base_url"], config=server.config, trainable_targets=targets, **keys)
+
+    async def ask_ending(explained: bool) -> EarlyEnding | None:
+        send(raised=True, explained=explained)
+        ending = json.loads(await reader.readline())
+        return None if ending is None else EarlyEnding(*ending)
+
+    workflow_task = WorkflowTask.model_validate_json(await reader.readline())
+    send(started=True)
+    environment = None
+    if server.environments is not None:
+        environment = LeasedEnvironment(server.environments, workflow_task.task, workflow_task.episode_uuid, tell)
+    try:
+        judge = load_judge(server.config, server.base_dirs)
+    except Exception as error:  # noqa: BLE001 - the judge's constructor is user code
+        result = WorkflowResult(failure=describe(error), failed_in="judge")
+    else:
+        retries = server.config.ajet.rollout.episode_retries
+        result = await run_workflow(
+            server.workflow_class,
+            judge,
+            workflow_task,
+            open_tuner,
+            judge_retries=retries,
+            ask_ending=ask_ending,
+            on_judge=lambda: send(judging=True),  # the judge is to blame for a crash from here on
+            environment=environment,
+            sandbox=None if server.sandboxes is None else LeasedSandbox(server.sandboxes, workflow_task.task.metadata),
+        )
+    send(result=result.to_json())
+    await writer.drain()
+    writer.close()
+
+
+class ForkServer(ForkingServer):
+    """The server, with the user's code imported."""
+
+    descriptors = 2
+    threads_warning = "importing the workflow started threads ({names}); they do not run in its workers"
+
+    def __init__(self, control: socket.socket, setup: dict[str, Any]) -> None:
+        super().__init__(control)
+        self.config = Config.model_validate(setup["config"])
+        self.base_dirs = [Path(folder) for folder in setup["base_dirs"]]
+        self.workflow_class = load_workflow(self.config, self.base_dirs)
+        judge = self.config.ajet.task_judge.judge_protocol
+        if judge is not None:
+            import_class(judge, BaseJudge, key=JUDGE_KEY, base_dirs=self.base_dirs)
+        self.environments = find_environment(self.config, self.base_dirs)
+        self.sandboxes = find_sandbox(self.config, self.base_dirs)
+        from ajet.task_runner.tuner.clients import rehearse  # it loads the clients' libraries: nothing for the parent
+
+        rehearse()
+
+    def command(self, do: str, process: int) -> None:
+        os.kill(process, signal.SIGUSR1)  # `dump`: faulthandler prints its stack
+
+    def child(self, *descriptors: int) -> NoReturn:
+        """Run one attempt, or, if workers stay, one after another until there are no more."""
+        channel, stderr = socket.socket(fileno=descriptors[0]), descriptors[1]
+        _own_streams(stderr)
+        while channel.recv(1, socket.MSG_PEEK):
+            loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(loop)
+            try:
+                run_with_pauses(loop, serve_attempt(self, channel.dup()))
+            finally:
+                end_loop(loop)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            if self.config.ajet.task_runner.process_lifetime == "episode":
+                break
+            channel.setblocking(True)
+            channel.sendall(json.dumps(FREE).encode() + b"\n")
+        os._exit(0)  # skip the server's exit handlers, and don't wait for threads that user code left
