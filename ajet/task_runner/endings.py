@@ -11,7 +11,6 @@ nobody gave is never 0: `without_reward` says why there is none.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -352,11 +351,12 @@ class LateJudge:
 async def _ask(judge: GroupJudge, episodes: list[JudgedEpisode], retries: int) -> Outcomes:
     """In the judge's thread."""
 
-    def read(value: Any) -> list[Judgement]:
+    async def ask() -> list[Judgement]:
+        value = await called(judge.compute_group_rewards, episodes)
         return validate_rewards(value, len(episodes), type(judge).__name__)
 
     try:
-        return await asked_again(lambda: called(judge.compute_group_rewards, episodes), read, retries, logging.WARNING)
+        return await asked_again(ask, retries)
     except WorkflowInterrupted:
         raise
     except BaseException as error:  # noqa: BLE001 - user code: whatever it raises ends only these episodes

@@ -216,21 +216,22 @@ def _note(result: WorkflowResult, judgement: Judgement | Later) -> None:
 async def _ask(
     judge_: BaseJudge, workflow_task: WorkflowTask, output: WorkflowOutput, retries: int, level: int
 ) -> Judgement | Later:
-    def read(value: Any) -> Judgement | Later:
+    async def ask() -> Judgement | Later:
+        value = await called(judge_.compute_reward, workflow_task, output)
         return value if isinstance(value, Later) else validate_reward(value, type(judge_).__name__)
 
     try:
-        return await asked_again(lambda: called(judge_.compute_reward, workflow_task, output), read, retries, level)
+        return await asked_again(ask, retries, level)
     except UnusableResultError as error:  # the agent's doing, which no judge need foresee
         return Judgement(0.0, False, notes={"unusable_result": str(error)})
 
 
-async def asked_again(ask: Callable[[], Awaitable[Any]], read: Callable[[Any], T], retries: int, level: int) -> T:
+async def asked_again(ask: Callable[[], Awaitable[T]], retries: int, level: int = logging.WARNING) -> T:
     """What a judge says. Judging again costs no model calls: a judge that raised is asked again, unless its answer was
     invalid, or what it said is for the user."""
     for attempt in range(retries + 1):
         try:
-            return read(await ask())
+            return await ask()
         except (WorkflowInterrupted, UnusableResultError, JudgeFault, UserError, bdb.BdbQuit):
             raise
         except BaseException as error:
