@@ -61,7 +61,7 @@ COMMANDS = {
     "export": Command("…", "export a run's weights, episodes or prompt templates"),
     "chat": Command("CONF|EXPERIMENT", "talk to a model or checkpoint"),
     "serve": Command("CONF|EXPERIMENT", "serve it as an OpenAI-compatible endpoint"),
-    "tools": Command("[TOOL ...]", "list the tools that agents can be given"),
+    "tools": Command("[TOOL ...]", "list the tools that agents can be given", "rollout.tools"),
     "env": Command("serve TARGET", "serve environments over HTTP, each in a process of its own"),
     "store": Command("--path FILE|--postgres URL", "serve a rollout store: a queue, attempts, spans, resources"),
     "tasks": Command("generate|check CONF", "have tasks written or collected; find tasks trained on and validated on"),

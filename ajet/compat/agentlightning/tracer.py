@@ -263,31 +263,33 @@ def _recording(create: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(create)
         async def call_async(*args: Any, **asked: Any) -> Any:
-            if not _wanted(asked):
-                return await create(*args, **asked)
-            with Operation("chat", _request(asked), encloses=False, span_name=CALL) as span:
+            with _span_of(asked) as add:
                 reply = await create(*args, **asked)
-                _add_reply(span, reply)
+                add(reply)
                 return reply
 
         return call_async
 
     @functools.wraps(create)
     def call(*args: Any, **asked: Any) -> Any:
-        if not _wanted(asked):
-            return create(*args, **asked)
-        with Operation("chat", _request(asked), encloses=False, span_name=CALL) as span:
+        with _span_of(asked) as add:
             reply = create(*args, **asked)
-            _add_reply(span, reply)
+            add(reply)
             return reply
 
     return call
 
 
-def _wanted(asked: Mapping[str, Any]) -> bool:
-    """A stream's reply is its caller's alone."""
+@contextmanager
+def _span_of(asked: dict[str, Any]) -> Iterator[Callable[[Any], None]]:
+    """A span around a call, where a recording wants it, and what adds the reply to it. A stream's reply is its caller's
+    alone."""
     place = current_place()
-    return place is not None and place.recording in _recorded and not asked.get("stream")
+    if place is None or place.recording not in _recorded or asked.get("stream"):
+        yield lambda reply: None
+        return
+    with Operation("chat", _request(asked), encloses=False, span_name=CALL) as span:
+        yield functools.partial(_add_reply, span)
 
 
 def _request(asked: dict[str, Any]) -> dict[str, Any]:
