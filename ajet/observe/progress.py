@@ -26,8 +26,6 @@ _LINE_EVERY_S = 10.0
 """How often, at most, plain output reports progress within a phase: keeps CI logs short."""
 _REDRAW_EVERY_S = 0.5
 """How often, at most, a notebook's block is drawn anew: each time is a message to the browser."""
-_BEFORE_STEPS = ("load", "validate", "validation")
-"""Phases that may come before the first step, and don't count in its pace."""
 _MESSAGES = 8
 """How many of the latest messages a notebook shows."""
 
@@ -93,8 +91,6 @@ class Progress:
                 state.time_by_phase[state.phase] = state.time_by_phase.get(state.phase, 0.0) + now - state.phase_began
             state.phase, state.phase_detail, state.phase_total, state.phase_done = name, detail, total, 0
             state.phase_began = now
-            if not state.stepping:
-                state.stepping_began, state.stepping = now, name not in _BEFORE_STEPS
             self._display.phase(state)
 
     def episode(self, episode: Episode) -> None:
@@ -126,7 +122,6 @@ class Progress:
             state = self.state
             state.step, state.metrics = step, metrics
             state.spent.add({TOTAL_STEPS: state.total_steps, **metrics})
-            state.steps_this_run += 1
             if "return/mean" in metrics:
                 state.return_by_step.append(metrics["return/mean"])
             if "train/loss" in metrics:

@@ -134,7 +134,6 @@ class ProgressState:
     """What a step is called: a search has rounds."""
     total_steps: int | None = None
     step: int = 0
-    steps_this_run: int = 0
     phase: str = ""
     phase_detail: str = ""
     """What the phase works on, if its name doesn't say."""
@@ -142,9 +141,6 @@ class ProgressState:
     phase_total: int | None = None
     phase_began: float = field(default_factory=time.monotonic)
     began: float = field(default_factory=time.monotonic)
-    stepping: bool = False
-    """The first step has begun."""
-    stepping_began: float = field(default_factory=time.monotonic)
     episodes: int = 0
     tally: FailureTally = field(default_factory=FailureTally)
     recent_rewards: deque[float] = field(default_factory=lambda: deque(maxlen=64))
@@ -164,11 +160,9 @@ class ProgressState:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds to the last step at this run's pace so far."""
-        if not self.total_steps or not self.steps_this_run:
-            return None
-        pace = (time.monotonic() - self.stepping_began) / self.steps_this_run
-        return pace * max(0, self.total_steps - self.step)
+        """Seconds to the end of the last step. None: too early to tell."""
+        expected = self.spent.expected_seconds
+        return None if expected is None else expected - self.spent.seconds
 
 
 class Display:

@@ -69,15 +69,12 @@ def test_json_lines() -> None:
     assert records[6]["metrics"]["other"] == 1.0 and records[4]["failure"]["kind"] == "ValueError"
 
 
-def test_the_time_left_follows_from_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+def test_the_time_left_follows_from_the_steps_after_the_first() -> None:
     progress = Progress.create(ProgressMode.QUIET)
-    progress.start("math", "local", total_steps=3)
-    for name, seconds in (("load", 100.0), ("validate", 50.0), ("rollout", 20.0), ("train", 10.0), ("validate", 2.0)):
-        progress.phase(name)
-        now[0] += seconds
-    progress.step(1, {})
+    progress.start("math", "local", total_steps=4)
+    progress.step(1, {"time/step": 90.0, "time/validate": 50.0})
+    assert progress.state.eta_seconds is None
+    progress.step(2, {"time/step": 30.0, "time/validate": 2.0})
     assert progress.state.eta_seconds == 2 * 32.0
 
 
