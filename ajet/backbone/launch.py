@@ -270,7 +270,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
     from ajet.config.effects import notes
     from ajet.observe.experiment import ExperimentFolder, folder_of, typed
     from ajet.observe.logs import ONLY_TO_FILE
-    from ajet.system.interruption import termination_like_interrupt
+    from ajet.system.command_line import termination_like_interrupt
     from ajet.system.processes import recorded_run
     from ajet.system.services import start_service, wanted_services
     from ajet.task_judge.base_judge import scored_by

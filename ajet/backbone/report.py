@@ -25,8 +25,7 @@ from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.episode_tables import EpisodeStoreError
 from ajet.observe.experiment import typed
 from ajet.observe.metrics import read_metrics
-from ajet.observe.progress_state import FailureTally, cost_texts
-from ajet.observe.running_total import RunningTotal
+from ajet.observe.progress_state import FailureTally, RunningTotal, cost_texts
 from ajet.schema.episode import CallTree, Episode, EpisodeGroup, EpisodeStatus, Ledger
 from ajet.schema.errors import FRESH, ConfigError
 from ajet.schema.install import clone_in_use

@@ -17,8 +17,16 @@ from types import TracebackType
 from typing import IO, Any
 
 from ajet.observe.metrics import as_json
-from ajet.observe.progress_state import Display, ProgressState, cost_texts, duration, headlines, number, total_text
-from ajet.observe.running_total import TOTAL_STEPS
+from ajet.observe.progress_state import (
+    TOTAL_STEPS,
+    Display,
+    ProgressState,
+    cost_texts,
+    duration,
+    headlines,
+    number,
+    total_text,
+)
 from ajet.schema.episode import Episode
 from ajet.schema.printable import printable
 

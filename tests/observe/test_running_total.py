@@ -12,8 +12,7 @@ from ajet.backbone.local.placement import Placement
 from ajet.cli.main import main
 from ajet.observe.metrics import read_metrics
 from ajet.observe.progress import Progress
-from ajet.observe.progress_state import cost_texts, time_text, total_text
-from ajet.observe.running_total import RunningTotal
+from ajet.observe.progress_state import RunningTotal, cost_texts, time_text, total_text
 from ajet.observe.viewer.library import Library
 from ajet.observe.viewer.overview import overview
 from support.scripted_helper import USAGE, helper

@@ -34,13 +34,13 @@ from ajet.backbone.training_settings import credit_settings, imitate_from, taugh
 from ajet.engine.base import Engine, EnginePlacement
 from ajet.observe.metrics import read_metrics
 from ajet.observe.progress import Progress
+from ajet.observe.progress_state import RunningTotal
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.run_files import read_events
-from ajet.observe.running_total import RunningTotal
 from ajet.schema.episode import Episode, EpisodeGroup, FloatArray
 from ajet.schema.errors import EXIT_FAILED, FRESH, ConfigError
 from ajet.schema.task import Task
-from ajet.system.interruption import interrupted_when_whole
+from ajet.system.command_line import interrupted_when_whole
 from ajet.task_judge.helper import HelperMeter
 from ajet.task_reader.task_reader_base import Curriculum, TaskStream
 from ajet.task_runner.external_episodes import NO_TASK

@@ -20,9 +20,9 @@ from ajet.config.yaml_source import parse_yaml
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import JUDGE, is_running, read_environment
 from ajet.observe.metrics import flatten
+from ajet.observe.progress_state import USED, RunningTotal
 from ajet.observe.run_evidence import Figures, RunEvidence
 from ajet.observe.run_files import Note, Notes, open_regular, read_events, read_regular, unreadable_lines
-from ajet.observe.running_total import USED, RunningTotal
 from ajet.observe.statistics import Gain
 from ajet.observe.viewer.candidates import PromptHistory
 from ajet.observe.viewer.series import MetricsReader, Shown

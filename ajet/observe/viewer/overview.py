@@ -15,8 +15,8 @@ import numpy as np
 from ajet.observe.diagnosis import METRICS, RULES, in_order
 from ajet.observe.episode_codec import conversation, message_text
 from ajet.observe.episode_store import EpisodeStore
+from ajet.observe.progress_state import USED, RunningTotal
 from ajet.observe.run_evidence import ERRORS, Figures, Level, RunFinding, Series, as_number, as_percent
-from ajet.observe.running_total import USED, RunningTotal
 from ajet.observe.task_statistics import TaskFilter, task_page
 from ajet.observe.viewer.library import Experiment, Reading
 
