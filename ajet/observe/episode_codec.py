@@ -36,7 +36,7 @@ from ajet.schema.episode import (
 from ajet.schema.errors import EpisodeFormatError
 from ajet.schema.printable import encodable
 from ajet.schema.span import Span
-from ajet.schema.trajectory import json_line
+from ajet.schema.trajectory import as_plain, json_line
 
 FORMAT = 1
 """Version of the byte format. A reader refuses a newer one."""
@@ -48,14 +48,10 @@ _ANY_SIZE, _MOST_GAIN = 64 << 20, 32
 _DAMAGED = (zlib.error, msgspec.DecodeError, LookupError, TypeError, ValueError, RecursionError)
 
 _COLUMNS = ("logprobs", "mask")
-_OWN_FORM = {"sampling": Sampling, "fork": Fork}
 _NOT_STORED = ("experts",)
 """What is needed until the call is trained, and takes too much room."""
-_CALL_FIELDS = [field.name for field in fields(Call) if field.name not in (*_COLUMNS, *_OWN_FORM, *_NOT_STORED)]
-_EPISODE_OWN_FORM = ("status", "tree", "ledger", "outcomes", "failure", "environment", "spans")
-_EPISODE_FIELDS = [field.name for field in fields(Episode) if field.name not in _EPISODE_OWN_FORM]
-_LATER_FIELDS = ("reward_parts", "reward_weights", "prompt_version", "prompts_used", "began", "spans_left_out")
-"""Fields that older records lack."""
+_CALL_FIELDS = [field.name for field in fields(Call) if field.name not in (*_COLUMNS, *_NOT_STORED)]
+_EPISODE_FIELDS = [field.name for field in fields(Episode)]
 
 
 def encode_episode(episode: Episode) -> bytes:
@@ -99,24 +95,11 @@ def decode_episode(data: bytes) -> Episode:
 
 def _packed(episode: Episode) -> bytes:
     record = {name: getattr(episode, name) for name in _EPISODE_FIELDS}
-    record["status"] = str(episode.status)
-    record["outcomes"] = [str(outcome) for outcome in episode.outcomes]
-    record["ledger"] = msgspec.to_builtins(episode.ledger)
-    record["failure"] = None if episode.failure is None else msgspec.to_builtins(episode.failure)
-    record["environment"] = None if episode.environment is None else msgspec.to_builtins(episode.environment)
-    record["spans"] = msgspec.to_builtins(episode.spans)
     record["tree"] = _tree_data(episode.tree)
     return msgspec.msgpack.encode({"format": FORMAT, "episode": record}, enc_hook=_plain)
 
 
 def _tree_data(tree: CallTree) -> dict[str, Any]:
-    calls = []
-    for call in tree.calls:
-        record = {name: getattr(call, name) for name in _CALL_FIELDS}
-        record["sampling"] = msgspec.to_builtins(call.sampling)
-        record["fork"] = None if call.fork is None else msgspec.to_builtins(call.fork)
-        record["versions"] = [list(version) for version in call.versions]
-        calls.append(record)
     return {
         "lengths": [len(run.ids) for run in tree.runs],
         "parents": [run.parent for run in tree.runs],
@@ -125,7 +108,7 @@ def _tree_data(tree: CallTree) -> dict[str, Any]:
         "sampled": [len(call.logprobs) for call in tree.calls],
         "logprobs": _join([call.logprobs for call in tree.calls], np.float32),
         "mask": np.packbits(_concatenate([call.mask for call in tree.calls], np.bool_)).tobytes(),
-        "calls": calls,
+        "calls": [{name: getattr(call, name) for name in _CALL_FIELDS} for call in tree.calls],
         "toolsets": tree.toolsets,
     }
 
@@ -155,17 +138,16 @@ def _tree(record: dict[str, Any]) -> CallTree:
 
 
 def _episode(record: dict[str, Any]) -> Episode:
-    own = {name: record[name] for name in _EPISODE_FIELDS if name in record or name not in _LATER_FIELDS}
-    return Episode(
-        status=EpisodeStatus(record["status"]),
-        tree=_tree(record["tree"]),
-        ledger=msgspec.convert(record["ledger"], Ledger),
-        outcomes=tuple(Outcome(outcome) for outcome in record["outcomes"]),
-        failure=msgspec.convert(record["failure"], Failure | None),
-        environment=msgspec.convert(record.get("environment"), EnvironmentRecord | None),  # absent in older records
-        spans=msgspec.convert(record.get("spans", []), list[Span]),
-        **own,
-    )
+    own = {
+        "status": EpisodeStatus(record["status"]),
+        "tree": _tree(record["tree"]),
+        "ledger": msgspec.convert(record["ledger"], Ledger),
+        "outcomes": tuple(Outcome(outcome) for outcome in record["outcomes"]),
+        "failure": msgspec.convert(record["failure"], Failure | None),
+        "environment": msgspec.convert(record["environment"], EnvironmentRecord | None),
+        "spans": msgspec.convert(record["spans"], list[Span]),
+    }
+    return Episode(**{name: record[name] for name in _EPISODE_FIELDS} | own)
 
 
 def _concatenate(arrays: list[Any], kind: Any) -> Any:
@@ -189,11 +171,10 @@ def _split(joined: Any, lengths: list[int]) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Values msgpack can't encode: numpy and torch values and pydantic models as data, other objects as their repr."""
-    for method in ("tolist", "model_dump"):
-        if callable(found := getattr(value, method, None)):
-            return found()
-    return repr(value)
+    """Values msgspec can't encode: numpy and torch values and pydantic models as data, other objects as their repr."""
+    if callable(tolist := getattr(value, "tolist", None)):
+        return tolist()
+    return as_plain(value)
 
 
 @dataclass(slots=True)
@@ -273,17 +254,7 @@ def _encodable(value: Any) -> Any:
 
 
 def _builtin(value: Any) -> Any:
-    return msgspec.to_builtins(value, enc_hook=_encode_other)
-
-
-def _encode_other(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    return str(value)
+    return msgspec.to_builtins(value, enc_hook=_plain)
 
 
 # ---------------------------------------------------------------- messages and text

@@ -175,13 +175,11 @@ class EpisodeStore:
         return before, after
 
     def task(self, task_id: str) -> Task | None:
-        """What the reader gave of a task; None if it was not recorded (older files)."""
+        """What the reader gave of a task; None if it was not recorded."""
         return self.tasks([task_id]).get(task_id)
 
     def tasks(self, task_ids: Sequence[str]) -> dict[str, Task]:
         """What the reader gave of these tasks, as far as it was recorded."""
-        if not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'task_record'"):
-            return {}
         query = "SELECT task_id, data FROM task_record WHERE task_id IN (SELECT value FROM json_each(:ids))"
         try:
             return {row[0]: read_task(row[1]) for row in self.rows(query, {"ids": json.dumps(list(task_ids))})}

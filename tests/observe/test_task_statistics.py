@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -128,14 +127,6 @@ def test_many_rewards_are_counted_in_equal_ranges(tmp_path: Path) -> None:
     assert both[2].steps == [] and sum(both[0].counts[0]) == 41
 
 
-def test_a_file_without_records_of_tasks_is_read(store: EpisodeStore, tmp_path: Path) -> None:
+def test_what_the_reader_gave_of_a_task(store: EpisodeStore) -> None:
     task = store.task("hard")
     assert task is not None and task.main_query == "An hard question" and store.task("none") is None
-    recorder = EpisodeRecorder(tmp_path / "old.sqlite")
-    recorder.close()
-    with sqlite3.connect(tmp_path / "old.sqlite") as connection:
-        connection.execute("DROP TABLE task_record")
-    assert EpisodeStore(tmp_path / "old.sqlite").task("hard") is None
-    EpisodeRecorder(tmp_path / "old.sqlite").close()
-    with sqlite3.connect(tmp_path / "old.sqlite") as connection:
-        assert connection.execute("SELECT count(*) FROM task_record").fetchone() == (0,), "a resumed run records them"
