@@ -36,10 +36,6 @@ TIMEOUT_S = 10.0
 CLOSE_S = 5.0
 """How long `close` waits for what has not been sent."""
 TRIES = 2
-MAX_FAILURES = 3
-"""Batches in a row that could not be delivered before the endpoint is left alone for a while."""
-REST_S = 30.0
-"""How long that is. What is added meanwhile is lost."""
 
 
 EPISODE = "ajet.episode"
@@ -63,15 +59,13 @@ class SpanSender:
         self._waiting: queue.Queue[Span | threading.Event] = queue.Queue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._rest_until = 0.0
         self._warned = False
-        self._failures = 0
         self.lost = 0
         """Spans that could not be delivered."""
 
     def add(self, span: Span) -> None:
         """Queue a span to be sent soon. Returns at once; any thread may call it."""
-        if self._resting or self._waiting.qsize() >= MAX_WAITING:
+        if self._waiting.qsize() >= MAX_WAITING:
             self.lost += 1
             return
         self._start()
@@ -84,10 +78,6 @@ class SpanSender:
         reached = threading.Event()
         self._waiting.put(reached)
         return reached.wait(timeout_s)
-
-    @property
-    def _resting(self) -> bool:
-        return time.monotonic() < self._rest_until
 
     def _start(self) -> None:
         with self._lock:
@@ -119,19 +109,12 @@ class SpanSender:
         return batch, None
 
     def _send(self, batch: list[Span]) -> None:
-        if self._resting:
-            self.lost += len(batch)
-            return
         why = ""
         for _ in range(TRIES):
             now = {SENT_AT: time.time()}
             if not (why := self._attempt(_encoded(to_json(batch, {**self._resource, **now})))):
-                self._failures = 0
                 return
         self.lost += len(batch)
-        self._failures += 1
-        if self._failures >= MAX_FAILURES:
-            self._rest_until = time.monotonic() + REST_S
         if not self._warned:
             self._warned = True
             log.warning("spans can't be sent to %s (%s): those of this time are lost", self._what, why)
