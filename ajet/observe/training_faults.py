@@ -306,7 +306,7 @@ def no_variance(run: RunEvidence) -> list[RunFinding]:
         return []
     share = float(alike.values.sum() / groups.values.sum())
     if share < _ALIKE:
-        return _lopsided_tasks(run)
+        return []
     evidence = {"credit/zero_variance_groups": alike.values.sum(), "credit/groups": groups.values.sum()}
     success = run.figures.of("success/rate")
     first, last = (success.values[0], run.figures.lately("success/rate").mean) if success.steps else (0.0, 0.0)
@@ -346,51 +346,10 @@ def no_variance(run: RunEvidence) -> list[RunFinding]:
     ]
 
 
-def _lopsided_tasks(run: RunEvidence) -> list[RunFinding]:
-    """Tasks that teach nothing beside others that do."""
-    tasks: dict[str, list[bool]] = {}
-    for row in run.late:
-        if row["reward"] is not None:
-            tasks.setdefault(row["task_id"], []).append(run.solved(row))
-    tried = {name: tries for name, tries in tasks.items() if len(tries) >= _FEWEST}
-    if len(tried) < _FEWEST:
-        return []
-    found = []
-    for fault, which, change in (
-        ("never_solved", [name for name, tries in tried.items() if not any(tries)], "easier tasks"),
-        ("always_solved", [name for name, tries in tried.items() if all(tries)], "harder tasks"),
-    ):
-        share = len(which) / len(tried)
-        learned = fault == "always_solved" and any(not run.solved(row) for row in run.early)
-        if share >= _MOST and not (learned or _moved(run)) and not _mixed(run, which):
-            text = f"{len(which)} of {len(tried)} tasks are {fault.replace('_', ' ')} in {_FEWEST} attempts or more."
-            ids = tuple(row["episode_id"] for row in run.late if row["task_id"] in which)[:3]
-            change += _curriculum(run)
-            link = "tasks?solved_max=0" if fault == "never_solved" else "tasks?solved_min=100"
-            found.append(RunFinding("warn", fault, text, {"tasks": which[:5], "share": share}, ids, change, link))
-    return found
-
-
 def _curriculum(run: RunEvidence) -> str:
     """Advice to prefer tasks in between, for a run that doesn't."""
     key = "task_reader.curriculum.enabled"
     return "" if run.key(key) else f", or {key}: true, which prefers tasks in between"
-
-
-def _moved(run: RunEvidence) -> bool:
-    """Whether success has changed in the course of the run: then the tasks are not to blame."""
-    success = run.figures.of("success/rate")
-    return bool(success.steps) and abs(float(success.values[0]) - run.figures.lately("success/rate").mean) > _CHANCE
-
-
-def _mixed(run: RunEvidence, tasks: list[str]) -> bool:
-    """Whether most groups of these tasks have different rewards all the same: a finer reward than success. Or had them
-    in the beginning: once all have learned the same, they are alike."""
-    for rows in (run.early, run.late):
-        groups = [{row["reward"] for row in group} for group in run.groups_of(rows) if group[0]["task_id"] in tasks]
-        if sum(len(rewards) > 1 for rewards in groups) > _MOST * len(groups):
-            return True
-    return False
 
 
 def validation_gap(run: RunEvidence) -> list[RunFinding]:

@@ -23,7 +23,6 @@ from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.run_evidence import Figures, RunEvidence, RunFinding
-from ajet.observe.training_faults import _lopsided_tasks
 from ajet.schema.episode import Episode, EpisodeStatus, Failure, Outcome
 from support import ROOT
 from support.synthetic_run import Vocabulary, math_episode, task_of
@@ -106,38 +105,12 @@ def test_what_metrics_show(fault: str, series: dict[str, Callable[[int], float]]
     assert faults(RunEvidence(figures(**series), config=config(**keys)))[:1] == ([fault] if fault else [])
 
 
-def test_tasks_that_are_always_solved_are_listed_by_a_share_of_100_percent() -> None:
-    run = RunEvidence(figures(), config=config())
-    solved = {f"task {number}": number > 1 for number in range(8)}
-    rows = [
-        {"task_id": task, "episode_id": task, "group_id": "", "success": won, "reward": float(won)}
-        for task, won in solved.items()
-        for _ in range(8)
-    ]
-    run.__dict__.update(early=[], late=rows)
-    (found,) = _lopsided_tasks(run)
-    assert found.fault == "always_solved" and found.link == "tasks?solved_min=100"
-
-
-def test_tasks_whose_finer_reward_is_learned_are_not_said_to_be_never_solved() -> None:
-    """All have learned the same: at the end their groups are alike, and none counts as a success."""
-
-    def rows(reward_of: Callable[[int], float]) -> list[dict[str, Any]]:
-        return [
-            {"task_id": f"task {task}", "episode_id": "", "group_id": f"{task}", "success": False, "reward": reward}
-            for task in range(8)
-            for reward in map(reward_of, range(8))
-        ]
-
-    run = RunEvidence(figures(), config=config())
-    learned = [row | {"group_id": "late " + row["group_id"]} for row in rows(lambda _: 0.5)]
-    run.__dict__.update(early=rows(lambda repeat: repeat / 16), late=learned)
-    assert not _lopsided_tasks(run)
-    run.__dict__.update(early=rows(lambda _: 0.0), late=learned)
-    (found,) = _lopsided_tasks(run)
-    assert found.fault == "never_solved" and "task_reader.curriculum.enabled: true" in found.change
-    run.config = config(task_reader__curriculum__enabled=True)
-    assert [found.change for found in _lopsided_tasks(run)] == ["easier tasks"]
+def test_the_curriculum_is_no_advice_to_a_run_that_has_one() -> None:
+    alike = figures(credit__zero_variance_groups=lambda _: 8.0)
+    (found,) = diagnose(RunEvidence(alike, config=config()))
+    assert "task_reader.curriculum.enabled: true" in found.change
+    (found,) = diagnose(RunEvidence(alike, config=config(task_reader__curriculum__enabled=True)))
+    assert "curriculum" not in found.change
 
 
 def test_what_being_cut_costs_is_said_of_the_episodes_that_were_looked_at() -> None:
