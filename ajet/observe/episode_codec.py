@@ -138,7 +138,7 @@ def _tree(record: dict[str, Any]) -> CallTree:
 
 
 def _episode(record: dict[str, Any]) -> Episode:
-    own = {
+    own: dict[str, Any] = {
         "status": EpisodeStatus(record["status"]),
         "tree": _tree(record["tree"]),
         "ledger": msgspec.convert(record["ledger"], Ledger),
