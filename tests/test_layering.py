@@ -29,7 +29,6 @@ SMALL_FOR_A_REASON = {
     "backbone/ray/trinity/plugin": "runs in every process of Trinity's",
     "backbone/ray/verl/client": "needs verl, and the engine that it is for doesn't",
     "backbone/ray/verl/plugin": "runs in every process of verl's",
-    "cli/tools": "a command",
     "engine/vllm/in_worker/ajet_in_vllm": "loaded by vLLM, by name",
     "prompt_tuning/best_of": "a kind of optimiser",
     "schema/span": "a public contract",

@@ -316,13 +316,13 @@ async def _model(arguments: Namespace) -> AsyncIterator[_Model]:
     config, loop = target_config(target), asyncio.get_running_loop()
     model = load_model(config)
 
-    def function() -> Any:
+    def function_of_one_run() -> Any:
         session = model.open_conversation(config.ajet.rollout.max_model_len)
         return AjetTuner(session, config, loop).as_model_function()
 
     try:
         await model.engine.ready()
-        yield _Model(target, function)
+        yield _Model(target, function_of_one_run)
     finally:
         await model.engine.aclose()
 

@@ -126,7 +126,7 @@ def check_gpus(needed: int, *, skip_memory: bool) -> None:
         )
     busy = [gpu for gpu in gpus[:needed] if gpu.used > USED_SHARE * gpu.total]
     if busy and not skip_memory:
-        named = ", ".join(f"GPU {gpu.index} ({gpu.used} of {gpu.total} MiB)" for gpu in busy)
+        named = ", ".join(f"GPU {gpu.number} ({gpu.used} of {gpu.total} MiB)" for gpu in busy)
         raise UserError(
             f"GPU memory is already in use: {named}\n"
             "    end what uses it (nvidia-smi names it), or go on regardless with --skip-check-avail-gpu"
@@ -136,7 +136,7 @@ def check_gpus(needed: int, *, skip_memory: bool) -> None:
 class GpuMemory(NamedTuple):
     """One GPU, in MiB."""
 
-    index: int
+    number: int
     used: int
     total: int
 
