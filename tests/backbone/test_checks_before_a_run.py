@@ -114,7 +114,7 @@ def test_the_embedded_engine_says_which_models_it_can_serve(
     main(["validate", "c.yaml", "model.path=hybrid"])
     said, error = capsys.readouterr()
     assert ("served     by the embedded engine, which keeps states" in said) == (why is None)
-    rows = "trained    as rows:" in said and "carry a state from token to token (linear_attention)" in said
+    rows = "trained    as rows:" in said and "carries a state from token to token (linear_attention)" in said
     assert rows == (family != "Qwen3.5") and ("trained    as trees" in said) == (family == "Qwen3.5")
     assert ("can't serve" in error) == (why is not None)
     assert why is None or (why in error and "rollout.engine: vllm" in error)

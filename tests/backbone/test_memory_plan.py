@@ -221,4 +221,4 @@ def test_validate_shows_the_plan_and_ends_with_code_2_if_it_does_not_fit(capsys:
 @pytest.mark.parametrize("given", ["abc", "0", "nan"])
 def test_a_memory_that_is_none_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "configs/quickstart.yaml", "--plan", "--gpu", given]) == 2
-    assert f"'{given}' is not a GPU's memory: write GiB" in capsys.readouterr().err
+    assert f"--gpu: '{given}': write a number of GiB" in capsys.readouterr().err
