@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.backbone.metrics import played, without_calls
+from ajet.observe.progress_state import FailureTally
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.errors import ConfigError, JudgeFailedError, NoModelCallError, ServiceFailedError
 from ajet.task_judge.helper import HelperError
@@ -25,7 +26,6 @@ from ajet.task_runner.environments import load_workflow
 
 if TYPE_CHECKING:
     from ajet.config import Config
-    from ajet.observe.progress_state import FailureTally
 
 log = logging.getLogger("ajet.backbone")
 
@@ -117,10 +117,14 @@ class FailureWatch:
         self._calls = ModelCallWatch(config) if trains else None
         self._warned = not trains
         self._barren = 0
+        self.tally = FailureTally()
+        """Of the episodes of training steps: those of validations are another sum."""
 
-    def look_at_step(self, step: int, episodes: Sequence[Episode], tally: FailureTally) -> None:
+    def look_at_step(self, step: int, episodes: Sequence[Episode]) -> None:
         """`look_at` for a training step. Raise `ConfigError` if it is one of several in a row without a usable episode,
         with the run's failures so far."""
+        for episode in episodes:
+            self.tally.add(episode)
         self.look_at(f"step {step}", episodes)
         self._barren = 0 if any(episode.usable for episode in episodes) else self._barren + 1
         if self._barren < BARREN_STEPS:
@@ -128,6 +132,7 @@ class FailureWatch:
         # cancelled episodes are a consequence: the rest of a group that can't become complete is stopped
         told = played(episodes) or episodes
         failures = [episode.failure.in_short for episode in told if episode.failure is not None]
+        tally = self.tally
         why = "".join(f"\n    {line}" for line in tally.lines()) or f" {failures[-1] if failures else 'none given'}"
         raise ConfigError(
             f"{self._barren} steps in a row had no usable episode. {tally.failures} of {tally.episodes} episodes "

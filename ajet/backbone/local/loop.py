@@ -140,7 +140,7 @@ class LocalRun:
             if hasattr(self, "learner"):
                 self.learner.close()
         if not trained:
-            log.error("%s", why_nothing_trained(self.config, self.experiment.path, resumed, self.progress.state.tally))
+            log.error("%s", why_nothing_trained(self.config, self.experiment.path, resumed, self.failures.tally))
             return EXIT_NOTHING_TRAINED
         self._tell_failures()
         if self.unsaved:
@@ -268,7 +268,7 @@ class LocalRun:
             name = episode.episode_id
             self._write_episode(episode, given.get(name), step, logprobs=logprobs.get(name))
         self.hints.look_at(step, everyone)
-        self.failures.look_at_step(step, everyone, self.progress.state.tally)
+        self.failures.look_at_step(step, everyone)
         metrics = episode_metrics(everyone, success_threshold=self.threshold)
         metrics |= extra | credit.metrics | ledger_metrics(everyone)
         metrics |= step_names(metrics)

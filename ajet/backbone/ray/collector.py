@@ -112,7 +112,7 @@ class EpisodeCollector:
             if validation:
                 self._failures.look_at(f"the validation after step {step}", episodes)
             else:
-                self._failures.look_at_step(step, episodes, self._tally)
+                self._failures.look_at_step(step, episodes)
         except UserError as error:
             await self.report_failure(RunError.of(error))
         return metrics
