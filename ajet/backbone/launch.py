@@ -272,9 +272,7 @@ def last_error() -> Iterator[LastError]:
         logger.removeHandler(handler)
 
 
-def _run_in_folder(
-    arguments: LaunchArguments, config: Config, run_backbone: RunBackbone, logged: LastError
-) -> int:
+def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: RunBackbone, logged: LastError) -> int:
     """Open the experiment folder, run, and close it. Nothing that was started outlives this."""
     from ajet.backbone.checks import check_start, recipe, starts_over
     from ajet.config.effects import notes

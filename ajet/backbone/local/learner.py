@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -299,12 +300,18 @@ def with_adapters(model: Any, lora: LoraConfig) -> Any:
 def unknown_targets(model: Any, lora: LoraConfig) -> str:
     """The first of `lora.target_modules` that names no module, as an error; empty if there is none. PEFT leaves such a
     name out if another one is found. Of a mixture it also knows the names that experts had before they were stacked."""
-    if any(weight.dim() > 2 for weight in model.parameters()):
+    targets = lora.target_modules
+    if targets == "all-linear" or any(weight.dim() > 2 for weight in model.parameters()):
         return ""
-    names = [f".{name}" for name, _ in model.named_modules()]
-    for target in lora.target_modules if isinstance(lora.target_modules, list) else []:
-        if not any(name.endswith(f".{target}") for name in names):
-            known = ", ".join(linear_modules(model))
+    names = [name for name, _ in model.named_modules()]
+    known = ", ".join(linear_modules(model))
+    if isinstance(targets, str):  # a pattern, for PEFT
+        with suppress(re.error):
+            if any(re.fullmatch(targets, name) for name in names):
+                return ""
+        return f"{TARGETS}: no module's whole name matches the pattern {targets!r}. As a list, write {known}"
+    for target in targets:
+        if not any(f".{name}".endswith(f".{target}") for name in names):
             return f"{TARGETS}: the model has no module {target!r}. Its linear layers are {known}"
     return ""
 

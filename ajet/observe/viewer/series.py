@@ -102,7 +102,9 @@ class MetricsReader:
 
     def _gaps(self, names: Iterable[str]) -> str:
         found = [(name, steps) for name in names if (steps := self._undrawn.get(name))]
-        return "; ".join(f"{name}: no finite number at {len(steps)} steps, last at {steps[-1]}" for name, steps in found)
+        return "; ".join(
+            f"{name}: no finite number at {len(steps)} steps, last at {steps[-1]}" for name, steps in found
+        )
 
     def _whole(self, name: str) -> list[float | None]:
         values = self._series.get(name, [])
