@@ -29,6 +29,7 @@ from ajet.observe.metrics import read_metrics
 from ajet.schema.episode import CallTree, Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import NoModelCallError
 from ajet.schema.task import Task
+from ajet.task_judge.helper import HelperMeter, HelperModel
 from support.episodes import LINEAR, make_groups
 
 OWN = """
@@ -155,32 +156,40 @@ def test_on_ray_the_collector_reports_it(tmp_path: Path, monkeypatch: pytest.Mon
 
     async def first_step() -> str | None:
         collector = EpisodeCollector(payload)
-        await collector.add("g", EpisodeGroup("g", "t", silent(2)), Task(task_id="t"))
+        await collector.add("g", EpisodeGroup("g", "t", silent(2)), Task(task_id="t"), {"helper/calls": 2.0})
         await collector.end_step(1, ["g"], [], False)
+        await collector.add("v", EpisodeGroup("v", "t", silent(1)), Task(task_id="t"), {"helper/calls": 1.0})
+        await collector.end_validation(1, "v")
         return await collector.failure()
 
     reason = asyncio.run(first_step()) or ""
     assert RunError.read(tmp_path) == RunError(reason, users=True)
-    assert json.loads((tmp_path / EPISODE_METRICS).read_text())["data"]["episode/without_calls"] == 2
+    lines = [json.loads(line)["data"] for line in (tmp_path / EPISODE_METRICS).read_text().splitlines()]
+    assert lines[0]["episode/without_calls"] == 2
+    assert [line["helper/calls"] for line in lines] == [2, 3], "a step's, and with its validation's"
     assert reason.startswith("no model call was recorded: 2 of the 2 episodes of step 1")
     assert "own = AsyncOpenAI()" in reason and "\n" not in reason
 
 
-def test_on_ray_tokens_that_rows_have_no_room_for_are_counted() -> None:
+def test_on_ray_a_group_brings_what_it_asked_of_the_helper_and_tokens_that_rows_have_no_room_for() -> None:
     """The tree that was sampled has them all."""
     (episodes,) = make_groups(LINEAR, groups=1, size=3)
     group = EpisodeGroup("g", "t", episodes)
     added: list[EpisodeGroup] = []
+    helper = HelperModel.from_config(config := make_config({"data.max_response_length": 9, "helper.model": "judge"}))
 
-    async def add(uid: str, group: EpisodeGroup, task: Task) -> None:
+    async def add(uid: str, group: EpisodeGroup, task: Task, asked: dict[str, float]) -> None:
         added.append(group)
+        assert asked == {"helper/calls": 1.0}
 
     ended: Future[EpisodeGroup] = Future()
     ended.set_result(group)
     runtime = SimpleNamespace(submit=lambda _: ended, pool=SimpleNamespace(run_group=lambda *_, **__: None))
     runner: Any = object.__new__(GroupRunner)
     runner.collector = SimpleNamespace(add=SimpleNamespace(remote=add))
-    runner._tracker_settings = TrackerSettings.from_config(make_config({"data.max_response_length": 9}))
+    runner._tracker_settings = TrackerSettings.from_config(config)
+    runner._helper = HelperMeter(config)
+    helper.budget.take_call()
 
     async def run_group() -> None:
         runner._opening = asyncio.ensure_future(asyncio.sleep(0, runtime))
