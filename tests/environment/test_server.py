@@ -423,7 +423,7 @@ def test_the_command_serves_and_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--workers", "0"], "--workers: '0': write a whole number from 1"),
+        (["--workers", "0"], "--workers: '0': write a whole number, at least 1"),
         (["--memory", "lots"], "write a size such as"),
         (["--option", "size"], "write KEY=VALUE"),
         (["--option", "colour=red"], "`options` don't fit Counter"),
