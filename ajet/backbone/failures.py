@@ -34,10 +34,19 @@ OWN_CLIENT = re.compile(
     r"|\bLiteLlm\(|\bLiteLLMModel\(|\bInferenceClient\(|\ba?completion\("
 )
 """What makes a client that asks a provider, unless it is given the tuner's endpoint."""
+LIBRARY = re.compile(r"\s*(?:from|import)\s+(openai|langchain|langgraph|agentscope)")
+CLIENTS = {
+    "openai": "tuner.as_raw_openai_sdk_client()",
+    "langchain": "tuner.as_langchain_model()",
+    "langgraph": "tuner.as_langchain_model()",
+    "agentscope": "tuner.as_agentscope_model()",
+}
+"""The tuner's client for a library."""
+ALL_CLIENTS = "tuner.as_raw_openai_sdk_client(), as_langchain_model() or as_agentscope_model()"
 ADVICE = (
-    "tuner.as_raw_openai_sdk_client(), as_langchain_model() or as_agentscope_model(), or any client with the base_url, "
-    "api_key and model of tuner.as_oai_baseurl_apikey(). If the workflow does so already, its calls fail and it hides "
-    "their errors: let it raise them. Or its library answers from a cache: switch that off (DSPy: cache=False)"
+    ", or any client with the base_url, api_key and model of tuner.as_oai_baseurl_apikey(). If the workflow does so "
+    "already, its calls fail and it hides their errors: let it raise them. Or its library answers from a cache: switch "
+    "that off (DSPy: cache=False)"
 )
 OUTSIDE = "the base_url and api_key that POST /v1/episodes returns"
 
@@ -69,14 +78,17 @@ def advice(config: Config) -> str:
     if where == "outside":
         return OUTSIDE
     if where == "remote" or config.ajet.rollout.agent is not None:
-        return ADVICE
+        return ALL_CLIENTS + ADVICE
     workflow = load_workflow(config, config.base_dirs)
     file = getattr(sys.modules.get(workflow.__module__), "__file__", None)
-    if file is not None:  # else it was made in a notebook
-        for number, line in enumerate(Path(file).read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-            if OWN_CLIENT.search(line):
-                return f"in {file}:{number}, instead of `{line.strip()}`, write {ADVICE}"
-    return ADVICE
+    if file is None:  # made in a notebook
+        return ALL_CLIENTS + ADVICE
+    lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+    client = next((CLIENTS[found[1]] for line in lines if (found := LIBRARY.match(line))), ALL_CLIENTS) + ADVICE
+    for number, line in enumerate(lines, 1):
+        if OWN_CLIENT.search(line):
+            return f"in {file}:{number}, instead of `{line.strip()}`, write {client}"
+    return client
 
 
 MANY_DROPPED = 0.1
