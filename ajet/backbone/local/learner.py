@@ -273,6 +273,15 @@ class Learner:
         self._sync.close()
 
 
+def seed_everything(seed: int, *, deterministic: bool) -> None:
+    """Seed what draws random numbers in this process."""
+    from transformers import set_seed
+
+    set_seed(seed)
+    if deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
 def with_adapters(model: Any, lora: LoraConfig) -> Any:
     """The engine's own model with adapters, which it serves while they are trained."""
     try:
