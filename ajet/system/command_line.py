@@ -7,6 +7,7 @@ early (`termination_like_interrupt`, `interrupted_when_whole`): Ctrl-C, SIGTERM,
 | 1 | tried, and failed: a run, every episode, a check |
 | 2 | something you can fix: arguments, config, data, workflow file, missing package |
 | 130 | interrupted, by Ctrl-C, SIGTERM or a closed terminal |
+| 141 | nobody reads the output any more (`ajet … | head`), as of programs that SIGPIPE ends |
 
 An error is printed to stderr. With `--json` it is also the last line on stdout, as
 `{"event": "error", "error": "…", "exit_code": 2}`.

@@ -222,7 +222,10 @@ def test_without_such_a_line_the_tuner_s_clients_are_named(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("source", "client"),
-    [("from langgraph.graph import X", "as_langchain_model"), ("import agentscope\nimport openai", "as_agentscope_model")],
+    [
+        ("from langgraph.graph import X", "as_langchain_model"),
+        ("import agentscope\nimport openai", "as_agentscope_model"),
+    ],
 )
 def test_the_client_of_the_library_that_is_imported_first_is_named(tmp_path: Path, source: str, client: str) -> None:
     guarded = "\n    ".join(["try:", *source.splitlines()]) + "\nexcept ImportError: ..."

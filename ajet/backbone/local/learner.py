@@ -311,7 +311,9 @@ def unknown_targets(model: Any, lora: LoraConfig) -> str:
     name out if another one is found. Of a mixture it also knows the names that experts had before they were stacked."""
     targets = lora.target_modules
     if isinstance(targets, list) and any(target.rpartition(".")[2] == MAMBA_STEP for target in targets):
-        return f"{TARGETS}: the model multiplies by the weight of {MAMBA_STEP} itself: an adapter there would do nothing"
+        return (
+            f"{TARGETS}: the model multiplies by the weight of {MAMBA_STEP} itself: an adapter there would do nothing"
+        )
     if targets == "all-linear" or any(weight.dim() > 2 for weight in model.parameters()):
         return ""
     names = [name for name, _ in model.named_modules()]

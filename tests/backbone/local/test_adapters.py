@@ -39,7 +39,9 @@ def test_no_adapter_does_nothing(family: str) -> None:
     adapted(torch.arange(1, 25)[None]).logits.sum().backward()
     grads = {name: p.grad for name, p in adapted.named_parameters() if "lora_B" in name}
     assert grads and all(grad is not None and grad.abs().sum() > 0 for grad in grads.values())
-    with pytest.raises(ConfigError, match=r"lora\.target_modules: .* dt_proj itself: an adapter there would do nothing"):
+    with pytest.raises(
+        ConfigError, match=r"lora\.target_modules: .* dt_proj itself: an adapter there would do nothing"
+    ):
         with_adapters(hybrid_model(family), config(target_modules=["x_proj", "dt_proj"]).ajet.model.lora)
 
 
