@@ -20,11 +20,13 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.failures import ModelCallWatch
 from ajet.backbone.local import run
 from ajet.backbone.ray.collector import EpisodeCollector, GroupRunner
-from ajet.backbone.ray.payload import EPISODE_METRICS, RunError, RunPayload
+from ajet.backbone.ray.launcher import tell_unwritten
+from ajet.backbone.ray.payload import EPISODE_METRICS, UNWRITTEN, RunError, RunPayload
 from ajet.config import make_config
 from ajet.config.loader import load_config
 from ajet.context_tracker import TrackerSettings
 from ajet.observe.experiment import ExperimentFolder
+from ajet.observe.logs import LOST
 from ajet.observe.metrics import read_metrics
 from ajet.schema.episode import CallTree, Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import NoModelCallError
@@ -169,6 +171,21 @@ def test_on_ray_the_collector_reports_it(tmp_path: Path, monkeypatch: pytest.Mon
     assert [line["helper/calls"] for line in lines] == [2, 3], "a step's, and with its validation's"
     assert reason.startswith("no model call was recorded: 2 of the 2 episodes of step 1")
     assert "own = AsyncOpenAI()" in reason and "\n" not in reason
+
+
+def test_on_ray_episodes_that_wait_for_room_are_lost_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RunPayload({}, "", "", "", reports=str(tmp_path))
+    collector: Any = object.__new__(EpisodeCollector)
+    collector._run = run
+    for whole in (True, False, True, False):
+        collector._recorder = SimpleNamespace(flush=lambda whole=whole: whole)
+        collector._record(1, [], {}, False)
+        assert (tmp_path / UNWRITTEN).exists() is not whole
+    tell_unwritten(tmp_path, Path("episodes.sqlite"))
+    (record,) = caplog.records
+    assert hasattr(record, LOST) and "episodes.sqlite lacks the last episodes" in record.getMessage()
 
 
 def test_on_ray_a_group_brings_what_it_asked_of_the_helper_and_tokens_that_rows_have_no_room_for() -> None:

@@ -19,7 +19,7 @@ import ray
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.metrics import episode_metrics, ledger_metrics, staleness, step_names, token_rate
 from ajet.backbone.plan import BEFORE_THE_FIRST
-from ajet.backbone.ray.payload import EPISODE_METRICS, WARNINGS, RunError, RunPayload
+from ajet.backbone.ray.payload import EPISODE_METRICS, UNWRITTEN, WARNINGS, RunError, RunPayload
 from ajet.backbone.ray.watcher import WarningRelay
 from ajet.backbone.report import validation_metrics
 from ajet.context_tracker import TrackerSettings
@@ -171,7 +171,11 @@ class EpisodeCollector:
                 validation=validation,
                 task=self._task_of.get(episode.task_id),
             )
-        self._recorder.flush()
+        unwritten = Path(self._run.reports, UNWRITTEN)
+        if self._recorder.flush():
+            unwritten.unlink(missing_ok=True)
+        else:
+            unwritten.touch()
 
     def _write(self, step: int, metrics: dict[str, float]) -> None:
         with Path(self._run.reports, EPISODE_METRICS).open("a", encoding="utf-8") as file:
