@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -208,16 +209,24 @@ def model_answers(config: Config, engine: str) -> ModelAnswers:
         if unknown := unknown_targets(model, lora):
             return answers._replace(problems=(unknown,))
     if model is not None and gigabytes is not None:
-        from ajet.backbone.memory_plan import conversation_bytes
-
         longest = ajet.rollout.max_model_len
-        if (least := conversation_bytes(model, longest) / 1e9) > gigabytes:
+        if (least := _conversation_bytes(model, longest) / 1e9) > gigabytes:
             problem = (
                 f"ajet.rollout.kv_cache_gb: {gigabytes:g} has no room for one conversation of rollout.max_model_len "
                 f"({longest:,} tokens), which takes {least:.2g}: raise it, or lower rollout.max_model_len"
             )
             return answers._replace(problems=(problem,))
     return answers
+
+
+def _conversation_bytes(model: Any, length: int) -> int:
+    """What the embedded engine keeps of one; 0 if that takes a model with its weights to tell."""
+    from ajet.engine.torch import ServedShape
+
+    with suppress(RuntimeError):
+        shape = ServedShape.of(model).kv
+        return int(shape.bytes_per_token(model.dtype)) * length + shape.kept_bytes
+    return 0
 
 
 def say_how_trained(config: Config) -> None:

@@ -72,7 +72,7 @@ class EpisodeCollector:
     async def add(self, uid: str, group: EpisodeGroup, task: Task, asked: dict[str, float]) -> None:
         """A group has ended; `task` is its task, and `asked` what its process has asked of the helper model since."""
         self._groups[uid] = group
-        self._asked.update(asked)  # type: ignore[arg-type] # typeshed wants whole numbers
+        self._asked.update(asked)
         self._task_of[group.task_id] = task
 
     async def report_failure(self, error: RunError) -> None:
