@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -196,13 +197,36 @@ def model_answers(config: Config, engine: str) -> ModelAnswers:
     ajet = config.ajet
     trains = ajet.backbone == "local" and not ajet.trainer_common.val_only
     answers = _answers(ajet.model.path, engine == "torch", trains, ajet.rollout.routing_replay)
-    if trains and ajet.model.lora.enabled and isinstance(ajet.model.lora.target_modules, list) and not answers.problems:
+    lora, gigabytes = ajet.model.lora, ajet.rollout.kv_cache_gb if engine == "torch" else None
+    targets = trains and lora.enabled and lora.target_modules != "all-linear"
+    if answers.problems or not (targets or gigabytes is not None):
+        return answers
+    dtype = "bfloat16" if ajet.model.dtype == "auto" else ajet.model.dtype  # the run may have a GPU
+    model = ModelSource.resolve(ajet.model.path).on_meta(dtype, "cpu")
+    if model is not None and targets:
         from ajet.backbone.local.learner import unknown_targets
 
-        model = ModelSource.resolve(ajet.model.path).on_meta("bfloat16", "cpu")
-        if model is not None and (unknown := unknown_targets(model, ajet.model.lora)):
+        if unknown := unknown_targets(model, lora):
             return answers._replace(problems=(unknown,))
+    if model is not None and gigabytes is not None:
+        longest = ajet.rollout.max_model_len
+        if (least := _conversation_bytes(model, longest) / 1e9) > gigabytes:
+            problem = (
+                f"ajet.rollout.kv_cache_gb: {gigabytes:g} has no room for one conversation of rollout.max_model_len "
+                f"({longest:,} tokens), which takes {least:.2g}: raise it, or lower rollout.max_model_len"
+            )
+            return answers._replace(problems=(problem,))
     return answers
+
+
+def _conversation_bytes(model: Any, length: int) -> int:
+    """What the embedded engine keeps of one; 0 if that takes a model with its weights to tell."""
+    from ajet.engine.torch import ServedShape
+
+    with suppress(RuntimeError):
+        shape = ServedShape.of(model).kv
+        return int(shape.bytes_per_token(model.dtype)) * length + shape.kept_bytes
+    return 0
 
 
 def say_how_trained(config: Config) -> None:

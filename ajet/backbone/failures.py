@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.backbone.metrics import played, without_calls
+from ajet.observe.progress_state import FailureTally
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.errors import ConfigError, JudgeFailedError, NoModelCallError, ServiceFailedError
 from ajet.task_judge.helper import HelperError
@@ -25,7 +26,6 @@ from ajet.task_runner.environments import load_workflow
 
 if TYPE_CHECKING:
     from ajet.config import Config
-    from ajet.observe.progress_state import FailureTally
 
 log = logging.getLogger("ajet.backbone")
 
@@ -34,10 +34,19 @@ OWN_CLIENT = re.compile(
     r"|\bLiteLlm\(|\bLiteLLMModel\(|\bInferenceClient\(|\ba?completion\("
 )
 """What makes a client that asks a provider, unless it is given the tuner's endpoint."""
+LIBRARY = re.compile(r"\s*(?:from|import)\s+(openai|langchain|langgraph|agentscope)")
+CLIENTS = {
+    "openai": "tuner.as_raw_openai_sdk_client()",
+    "langchain": "tuner.as_langchain_model()",
+    "langgraph": "tuner.as_langchain_model()",
+    "agentscope": "tuner.as_agentscope_model()",
+}
+"""The tuner's client for a library."""
+ALL_CLIENTS = "tuner.as_raw_openai_sdk_client(), as_langchain_model() or as_agentscope_model()"
 ADVICE = (
-    "tuner.as_raw_openai_sdk_client(), as_langchain_model() or as_agentscope_model(), or any client with the base_url, "
-    "api_key and model of tuner.as_oai_baseurl_apikey(). If the workflow does so already, its calls fail and it hides "
-    "their errors: let it raise them. Or its library answers from a cache: switch that off (DSPy: cache=False)"
+    ", or any client with the base_url, api_key and model of tuner.as_oai_baseurl_apikey(). If the workflow does so "
+    "already, its calls fail and it hides their errors: let it raise them. Or its library answers from a cache: switch "
+    "that off (DSPy: cache=False)"
 )
 OUTSIDE = "the base_url and api_key that POST /v1/episodes returns"
 
@@ -69,14 +78,17 @@ def advice(config: Config) -> str:
     if where == "outside":
         return OUTSIDE
     if where == "remote" or config.ajet.rollout.agent is not None:
-        return ADVICE
+        return ALL_CLIENTS + ADVICE
     workflow = load_workflow(config, config.base_dirs)
     file = getattr(sys.modules.get(workflow.__module__), "__file__", None)
-    if file is not None:  # else it was made in a notebook
-        for number, line in enumerate(Path(file).read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-            if OWN_CLIENT.search(line):
-                return f"in {file}:{number}, instead of `{line.strip()}`, write {ADVICE}"
-    return ADVICE
+    if file is None:  # made in a notebook
+        return ALL_CLIENTS + ADVICE
+    lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+    client = next((CLIENTS[found[1]] for line in lines if (found := LIBRARY.match(line))), ALL_CLIENTS) + ADVICE
+    for number, line in enumerate(lines, 1):
+        if OWN_CLIENT.search(line):
+            return f"in {file}:{number}, instead of `{line.strip()}`, write {client}"
+    return client
 
 
 MANY_DROPPED = 0.1
@@ -117,10 +129,14 @@ class FailureWatch:
         self._calls = ModelCallWatch(config) if trains else None
         self._warned = not trains
         self._barren = 0
+        self.tally = FailureTally()
+        """Of the episodes of training steps: those of validations are another sum."""
 
-    def look_at_step(self, step: int, episodes: Sequence[Episode], tally: FailureTally) -> None:
+    def look_at_step(self, step: int, episodes: Sequence[Episode]) -> None:
         """`look_at` for a training step. Raise `ConfigError` if it is one of several in a row without a usable episode,
         with the run's failures so far."""
+        for episode in episodes:
+            self.tally.add(episode)
         self.look_at(f"step {step}", episodes)
         self._barren = 0 if any(episode.usable for episode in episodes) else self._barren + 1
         if self._barren < BARREN_STEPS:
@@ -128,6 +144,7 @@ class FailureWatch:
         # cancelled episodes are a consequence: the rest of a group that can't become complete is stopped
         told = played(episodes) or episodes
         failures = [episode.failure.in_short for episode in told if episode.failure is not None]
+        tally = self.tally
         why = "".join(f"\n    {line}" for line in tally.lines()) or f" {failures[-1] if failures else 'none given'}"
         raise ConfigError(
             f"{self._barren} steps in a row had no usable episode. {tally.failures} of {tally.episodes} episodes "

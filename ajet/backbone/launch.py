@@ -193,7 +193,9 @@ def launch(arguments: LaunchArguments, config: Config) -> int:
     run_backbone: RunBackbone = load(BACKBONES, name)
     if arguments.debug_tags is not None or name == "debug":
         _select_breakpoints(arguments.debug_tags, config)
-    return _run_in_folder(arguments, config, run_backbone)
+    with last_error() as logged:
+        code = _run_in_folder(arguments, config, run_backbone, logged)
+    return code or EXIT_FAILED * logged.lost
 
 
 def _select_breakpoints(tags: str | None, config: Config) -> None:
@@ -243,20 +245,26 @@ def choose_backbone(flag: BackboneName | None, config: Config) -> tuple[Backbone
     return DEFAULT_BACKBONE, f"the default; --backbone takes {', '.join(BACKBONES)}"
 
 
-class _LastError(logging.Handler):
+class LastError(logging.Handler):
     """Keeps the last error that was logged: why a run failed that raised nothing."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.message = ""
+        self.lost = False
+        """Records could not be written to the end, as after a disk that stayed full."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        from ajet.observe.logs import LOST
+
         self.message = record.getMessage()
+        self.lost |= hasattr(record, LOST)
 
 
 @contextmanager
-def _last_error() -> Iterator[_LastError]:
-    handler, logger = _LastError(), logging.getLogger("ajet")
+def last_error() -> Iterator[LastError]:
+    """Watch what is logged."""
+    handler, logger = LastError(), logging.getLogger("ajet")
     logger.addHandler(handler)
     try:
         yield handler
@@ -264,7 +272,7 @@ def _last_error() -> Iterator[_LastError]:
         logger.removeHandler(handler)
 
 
-def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: RunBackbone) -> int:
+def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: RunBackbone, logged: LastError) -> int:
     """Open the experiment folder, run, and close it. Nothing that was started outlives this."""
     from ajet.backbone.checks import check_start, recipe, starts_over
     from ajet.config.effects import notes
@@ -288,7 +296,6 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
         )
         config.remember_folder(folder_of(config, arguments.exp_dir, config.yaml_path).resolve())
         status: list[Any] = ["failed", {}]
-        last_error = stack.enter_context(_last_error())
         stack.callback(lambda: experiment.close(status[0], **status[1]))
         try:
             options = replace(options, viewer=f"ajet view {typed(experiment.path)}")
@@ -303,7 +310,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
             if arguments.with_logview:
                 options = replace(options, viewer=stack.enter_context(_viewer(experiment)))
             check_start(config)
-            code = run_backbone(config, experiment, options)
+            code = run_backbone(config, experiment, options) or EXIT_FAILED * logged.lost
         except KeyboardInterrupt:
             status[0] = "interrupted"
             print(f"\ninterrupted. {_what_is_saved(experiment.path)}", file=sys.stderr)
@@ -329,8 +336,8 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
                 EXIT_FAILED,
             )
         status[0] = {0: "completed", EXIT_INTERRUPTED: "interrupted"}.get(code, "failed")
-        if status[0] == "failed" and last_error.message:
-            status[1] = {"error": last_error.message}
+        if status[0] == "failed" and logged.message:
+            status[1] = {"error": logged.message}
         return code
 
 

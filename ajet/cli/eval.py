@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Returns 1 if a cell has no episode with a reward, or the last model is below `--fail-under`."""
+    """Returns 1 if a cell has no episode with a reward, episodes could not be kept, or the last model is below
+    `--fail-under`."""
     arguments = _parser().parse_intermixed_args(argv)
     from ajet.backbone.evaluation import BASE, play
+    from ajet.backbone.launch import last_error
     from ajet.config.loader import load_config
     from ajet.system.services import yaml_services
 
@@ -39,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     cells = {model: list(_cells(arguments, config, model)) for model in models}
     simple = len(models) == 1 and len(arguments.tasks) <= 1
     found: list[Evaluation] = []
-    with yaml_services(config):
+    with yaml_services(config), last_error() as logged:
         for of_model in cells.values():
             try:
                 with _progress(of_model) as on_episode:
@@ -58,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
     else:
         _show_all(found)
     _tell_failures(found)
-    if not all(one.rewards for one in found):
+    if logged.lost or not all(one.rewards for one in found):
         return EXIT_FAILED
     return _verdict([one for one in found if one.model == models[-1]], arguments.fail_under)
 

@@ -19,7 +19,7 @@ from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from ajet.schema import __version__
-from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_ERROR, AjetError, UserError
+from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, EXIT_USER_ERROR, AjetError, UserError
 
 if TYPE_CHECKING:
     import asyncio
@@ -161,12 +161,17 @@ def _guarded(arguments: list[str]) -> int:
             sys.stdout.flush()
             raise
         sys.stdout.flush()
+        sys.stderr.flush()
         return code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away (`ajet config docs | head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BrokenPipeError:  # what is left in its buffer goes nowhere
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return EXIT_PIPE_CLOSED
 
 
 def _ensure_exit(code: int) -> int:

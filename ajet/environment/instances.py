@@ -133,12 +133,13 @@ class Instances:
         return name
 
     async def aclose(self) -> None:
-        """End everything."""
+        """End everything. Environments get the time to close, those that were released before included."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for instance in list(self._open.values()):
-            instance.writer.close()
-        self._open.clear()
+        for instance_id in list(self._open):
+            await self.release(instance_id)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_S)
         if self._server is not None:
             self._server.close()
 

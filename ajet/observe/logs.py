@@ -42,6 +42,8 @@ TRACEBACK = "traceback"
 """Name of a record's `extra`: the text of a traceback, of an exception that was caught elsewhere."""
 ONLY_TO_FILE = "only_to_file"
 """Name of a record's `extra`: the terminal doesn't show the record."""
+LOST = "lost"
+"""Name of a record's `extra`: records of the run are lost, and it must not end as if they were written."""
 LEVEL_VARIABLE = "AJET_LOG_LEVEL"
 _FILE_BYTES = 20 * 1024 * 1024
 _FILES = 5

@@ -40,7 +40,7 @@ from ajet.observe.episode_tables import (
     used_bytes,
 )
 from ajet.observe.export import OtlpExporter
-from ajet.observe.logs import Masker
+from ajet.observe.logs import LOST, Masker
 from ajet.schema.episode import Episode, EpisodeStatus, FloatArray
 from ajet.schema.task import Task
 
@@ -251,7 +251,7 @@ class EpisodeRecorder:
             waiting = kept[:MOST_WAITING]
             lost += len(kept) - len(waiting)
         if missing := lost + len(waiting):
-            logger.error("%s lacks %d episodes", self.path, missing)
+            logger.error("%s lacks %d episodes", self.path, missing, extra={LOST: True})
         connection.close()
 
     def _write(self, connection: sqlite3.Connection, jobs: list[_Write]) -> Exception | None:

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, TextIO
 
 import msgspec
 
-from ajet.observe.logs import Masker
+from ajet.observe.logs import LOST, Masker
 from ajet.schema.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class LineFile:
         if self._waiting:
             self._flush()
         if self._waiting:
-            log.error("%s lacks its last %d lines", self._path, len(self._waiting))
+            log.error("%s lacks its last %d lines", self._path, len(self._waiting), extra={LOST: True})
 
     def _flush(self) -> None:
         text = "".join(self._waiting).encode()

@@ -22,6 +22,7 @@ from typing import ClassVar
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+EXIT_PIPE_CLOSED = 141
 """Exit codes of every command; 0: done."""
 FRESH = "--fresh (in Python: Trainer(fresh=True))"
 """How to start over, in messages."""

@@ -7,6 +7,7 @@ early (`termination_like_interrupt`, `interrupted_when_whole`): Ctrl-C, SIGTERM,
 | 1 | tried, and failed: a run, every episode, a check |
 | 2 | something you can fix: arguments, config, data, workflow file, missing package |
 | 130 | interrupted, by Ctrl-C, SIGTERM or a closed terminal |
+| 141 | nobody reads the output any more (`ajet … | head`), as of programs that SIGPIPE ends |
 
 An error is printed to stderr. With `--json` it is also the last line on stdout, as
 `{"event": "error", "error": "…", "exit_code": 2}`.
@@ -61,7 +62,7 @@ def whole(least: int, most: int = 10**9) -> Callable[[str], int]:
         with suppress(ValueError):
             if least <= int(text) <= most:
                 return int(text)
-        raise ArgumentTypeError(f"{text!r}: write a whole number from {least:,} to {most:,}")
+        raise ArgumentTypeError(f"{text!r}: write a whole number{_range(text, least, most)}")
 
     return read
 
@@ -73,9 +74,20 @@ def real(least: float, most: float, unit: str = "") -> Callable[[str], float]:
         with suppress(ValueError):
             if least <= float(text) <= most:
                 return float(text)
-        raise ArgumentTypeError(f"{text!r}: write a number{unit and f' of {unit}'} from {least:g} to {most:,g}")
+        raise ArgumentTypeError(f"{text!r}: write a number{unit and f' of {unit}'}{_range(text, least, most)}")
 
     return read
+
+
+GUARD = 1e6
+"""An upper bound as high as this only keeps nonsense out, and is named only to those who go beyond it."""
+
+
+def _range(text: str, least: float, most: float) -> str:
+    with suppress(ValueError):
+        if most < GUARD or float(text) > most:
+            return f" from {least:,g} to {most:,.0f}"
+    return f", at least {least:,g}"
 
 
 def open_more_files() -> int:

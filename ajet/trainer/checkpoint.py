@@ -82,10 +82,11 @@ class CheckpointFolder:
             write(draft)
             (draft / "state.json").write_text(json.dumps({"step": step, **state}, indent=1))
             seal(draft)
-            if final.exists():
-                shutil.rmtree(final)  # the same step from before a resume
+            if final.exists():  # the same step from before a resume: there until the new one is
+                final.rename(draft.with_suffix(".old"))
             draft.rename(final)
             _sync(self.root)
+            shutil.rmtree(draft.with_suffix(".old"), ignore_errors=True)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(draft, ignore_errors=True)
             there = next(place for place in (self.root, *self.root.parents) if place.is_dir())

@@ -177,7 +177,7 @@ def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path, more: tuple[str, .
                 break
         process.stdout.close()
         errors = process.stderr.read()
-        assert process.wait(60) == 1
+        assert process.wait(60) == 141
     assert "Traceback" not in errors and "BrokenPipe" not in errors
     folder = tmp_path / "runs" / "x-debug"
     assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["status"] == "interrupted"

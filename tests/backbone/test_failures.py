@@ -6,7 +6,6 @@ import pytest
 
 from ajet.backbone.failures import FailureWatch, GapWatch, warn_of
 from ajet.config import Config
-from ajet.observe.progress_state import FailureTally
 from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import ConfigError, JudgeFailedError, ServiceFailedError
 
@@ -52,17 +51,16 @@ def test_an_environment_or_a_helper_that_is_down_ends_the_run_after_its_first_st
 
 
 def test_several_steps_without_a_usable_episode_end_the_run() -> None:
-    watch, tally = FailureWatch(CONFIG), FailureTally()
+    watch = FailureWatch(CONFIG)
     failed = episodes(EpisodeStatus.WORKFLOW_ERROR, 2, Failure("KeyError", "'search'"))
     for step in range(1, 10):
         everyone = [*failed, *well(1)] if step == 5 else failed
-        for episode in everyone:
-            tally.add(episode)
-        watch.look_at_step(step, everyone, tally)
+        watch.look_at_step(step, everyone)
+        watch.look_at(f"the validation after step {step}", failed)  # its episodes are another sum
     with pytest.raises(
-        ConfigError, match=r"^5 steps in a row .* 18 of 19 .* failed:\n    18 × workflow_error, KeyError: 'se"
+        ConfigError, match=r"^5 steps in a row .* 20 of 21 .* failed:\n    20 × workflow_error, KeyError: 'se"
     ):
-        watch.look_at_step(10, failed, tally)
+        watch.look_at_step(10, failed)
 
 
 def test_many_drops_are_said_once_with_the_key(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,15 +20,18 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.failures import ModelCallWatch
 from ajet.backbone.local import run
 from ajet.backbone.ray.collector import EpisodeCollector, GroupRunner
-from ajet.backbone.ray.payload import EPISODE_METRICS, RunError, RunPayload
+from ajet.backbone.ray.launcher import tell_unwritten
+from ajet.backbone.ray.payload import EPISODE_METRICS, UNWRITTEN, RunError, RunPayload
 from ajet.config import make_config
 from ajet.config.loader import load_config
 from ajet.context_tracker import TrackerSettings
 from ajet.observe.experiment import ExperimentFolder
+from ajet.observe.logs import LOST
 from ajet.observe.metrics import read_metrics
 from ajet.schema.episode import CallTree, Episode, EpisodeGroup, EpisodeStatus, Failure, Ledger
 from ajet.schema.errors import NoModelCallError
 from ajet.schema.task import Task
+from ajet.task_judge.helper import HelperMeter, HelperModel
 from support.episodes import LINEAR, make_groups
 
 OWN = """
@@ -155,32 +158,55 @@ def test_on_ray_the_collector_reports_it(tmp_path: Path, monkeypatch: pytest.Mon
 
     async def first_step() -> str | None:
         collector = EpisodeCollector(payload)
-        await collector.add("g", EpisodeGroup("g", "t", silent(2)), Task(task_id="t"))
+        await collector.add("g", EpisodeGroup("g", "t", silent(2)), Task(task_id="t"), {"helper/calls": 2.0})
         await collector.end_step(1, ["g"], [], False)
+        await collector.add("v", EpisodeGroup("v", "t", silent(1)), Task(task_id="t"), {"helper/calls": 1.0})
+        await collector.end_validation(1, "v")
         return await collector.failure()
 
     reason = asyncio.run(first_step()) or ""
     assert RunError.read(tmp_path) == RunError(reason, users=True)
-    assert json.loads((tmp_path / EPISODE_METRICS).read_text())["data"]["episode/without_calls"] == 2
+    lines = [json.loads(line)["data"] for line in (tmp_path / EPISODE_METRICS).read_text().splitlines()]
+    assert lines[0]["episode/without_calls"] == 2
+    assert [line["helper/calls"] for line in lines] == [2, 3], "a step's, and with its validation's"
     assert reason.startswith("no model call was recorded: 2 of the 2 episodes of step 1")
     assert "own = AsyncOpenAI()" in reason and "\n" not in reason
 
 
-def test_on_ray_tokens_that_rows_have_no_room_for_are_counted() -> None:
+def test_on_ray_episodes_that_wait_for_room_are_lost_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RunPayload({}, "", "", "", reports=str(tmp_path))
+    collector: Any = object.__new__(EpisodeCollector)
+    collector._run = run
+    for whole in (True, False, True, False):
+        collector._recorder = SimpleNamespace(flush=lambda whole=whole: whole)
+        collector._record(1, [], {}, False)
+        assert (tmp_path / UNWRITTEN).exists() is not whole
+    tell_unwritten(tmp_path, Path("episodes.sqlite"))
+    (record,) = caplog.records
+    assert hasattr(record, LOST) and "episodes.sqlite lacks the last episodes" in record.getMessage()
+
+
+def test_on_ray_a_group_brings_what_it_asked_of_the_helper_and_tokens_that_rows_have_no_room_for() -> None:
     """The tree that was sampled has them all."""
     (episodes,) = make_groups(LINEAR, groups=1, size=3)
     group = EpisodeGroup("g", "t", episodes)
     added: list[EpisodeGroup] = []
+    helper = HelperModel.from_config(config := make_config({"data.max_response_length": 9, "helper.model": "judge"}))
 
-    async def add(uid: str, group: EpisodeGroup, task: Task) -> None:
+    async def add(uid: str, group: EpisodeGroup, task: Task, asked: dict[str, float]) -> None:
         added.append(group)
+        assert asked == {"helper/calls": 1.0}
 
     ended: Future[EpisodeGroup] = Future()
     ended.set_result(group)
     runtime = SimpleNamespace(submit=lambda _: ended, pool=SimpleNamespace(run_group=lambda *_, **__: None))
     runner: Any = object.__new__(GroupRunner)
     runner.collector = SimpleNamespace(add=SimpleNamespace(remote=add))
-    runner._tracker_settings = TrackerSettings.from_config(make_config({"data.max_response_length": 9}))
+    runner._tracker_settings = TrackerSettings.from_config(config)
+    runner._helper = HelperMeter(config)
+    helper.budget.take_call()
 
     async def run_group() -> None:
         runner._opening = asyncio.ensure_future(asyncio.sleep(0, runtime))
@@ -209,6 +235,19 @@ def test_the_line_that_makes_a_client_is_named(tmp_path: Path, line: str) -> Non
 def test_without_such_a_line_the_tuner_s_clients_are_named(tmp_path: Path) -> None:
     with pytest.raises(NoModelCallError, match=r"Use the tuner's client: tuner\.as_raw_openai_sdk_client\(\), as_"):
         watch(tmp_path, "def ask(tuner):\n    return tuner.as_raw_openai_sdk_client()").look_at("step 1", silent())
+
+
+@pytest.mark.parametrize(
+    ("source", "client"),
+    [
+        ("from langgraph.graph import X", "as_langchain_model"),
+        ("import agentscope\nimport openai", "as_agentscope_model"),
+    ],
+)
+def test_the_client_of_the_library_that_is_imported_first_is_named(tmp_path: Path, source: str, client: str) -> None:
+    guarded = "\n    ".join(["try:", *source.splitlines()]) + "\nexcept ImportError: ..."
+    with pytest.raises(NoModelCallError, match=rf"Use the tuner's client: tuner\.{client}\(\), or any client"):
+        watch(tmp_path, guarded).look_at("step 1", silent())
 
 
 def test_episodes_that_failed_before_their_first_call_say_so_themselves(tmp_path: Path) -> None:

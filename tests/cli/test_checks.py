@@ -91,6 +91,19 @@ def test_layers_for_adapters_that_the_model_lacks(project: Path, capsys: pytest.
     code, _, error = validated(capsys, *lora, "model.lora.target_modules=[q_proj,gate_prj]")
     assert code == 2 and "ajet.model.lora.target_modules: the model has no module 'gate_prj'" in error
     assert validated(capsys, *lora, "model.lora.target_modules=[q_proj,gate_proj]")[0] == 0
+    for pattern in ("q_proj", "("):
+        code, _, error = validated(capsys, *lora, f"model.lora.target_modules='{pattern}'")
+        assert (
+            code == 2 and "no module's whole name matches the pattern" in error and "As a list, write q_proj" in error
+        )
+    assert validated(capsys, *lora, r"model.lora.target_modules='.*\.q_proj'")[0] == 0
+
+
+def test_a_cache_without_room_for_one_conversation(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = validated(capsys, "rollout.kv_cache_gb=0.00001")
+    assert code == 2 and "ajet.rollout.kv_cache_gb: 1e-05 has no room for one conversation" in error
+    assert "(512 tokens), which takes 0.0" in error
+    assert validated(capsys, "rollout.kv_cache_gb=0.1")[0] == 0
 
 
 def test_a_tracker_that_is_not_there(

@@ -200,9 +200,9 @@ def test_another_fingerprint_is_refused(toy: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("-n", "0"), "-n/--repeats: '0': write a whole number from 1"),
+        (("-n", "0"), "-n/--repeats: '0': write a whole number, at least 1"),
         (("--fail-under", "80"), "--fail-under: '80': write a number from 0 to 1"),
-        (("--price-input", "-1"), "write a number from 0"),
+        (("--price-input", "-1"), "write a number, at least 0"),
         (("--tasks", "nowhere.jsonl"), "no such file"),
         (("--tasks", "empty.jsonl"), "empty.jsonl"),
         (("--model", "no-such-run"), "no-such-run"),

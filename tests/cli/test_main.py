@@ -142,15 +142,17 @@ def test_arguments_in_any_order() -> None:
         parse_arguments(["--conf", "x", "--quiet", "--json"])
 
 
-@pytest.mark.parametrize("arguments", [("config", "docs"), ("runs", "--help")])
-def test_a_reader_that_goes_away_is_no_crash(arguments: tuple[str, str]) -> None:
+@pytest.mark.parametrize("arguments", [("config", "docs"), ("runs", "--help"), ("nonsense",)])
+def test_a_reader_that_goes_away_ends_a_command_as_it_ends_others(arguments: tuple[str, ...]) -> None:
+    """`ajet … | head`, and `ajet … 2>&1 | head`: quietly, with the code of programs that SIGPIPE ends."""
     read, write = os.pipe()
     os.close(read)
+    stderr = write if arguments == ("nonsense",) else subprocess.PIPE
     ran = subprocess.run(
-        [sys.executable, "-m", "ajet", *arguments], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-m", "ajet", *arguments], stdout=write, stderr=stderr, text=True, check=False
     )
     os.close(write)
-    assert not ran.stderr and ran.returncode == 1
+    assert not ran.stderr and ran.returncode == 141
 
 
 def test_an_encoding_that_lacks_a_character_is_no_crash() -> None:

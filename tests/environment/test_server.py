@@ -388,6 +388,19 @@ def test_what_cannot_be_served_is_refused(target: str, complaint: str) -> None:
         serve(nothing, source=target)
 
 
+def test_a_server_that_ends_lets_its_environments_close(tmp_path: Path) -> None:
+    async def scene(server: EnvironmentServer) -> None:
+        def play() -> None:
+            lease(server, "open").open()
+            lease(server, "closing").open().close()
+
+        await asyncio.to_thread(play)
+
+    log = tmp_path / "log"
+    serve(scene, "Lingering", options={"log": str(log)})
+    assert log.read_text().split() == ["reset", "reset", "close", "close"]
+
+
 @pytest.mark.slow
 def test_the_command_serves_and_leaves_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ajet", "env", "serve", f"{WORLDS}->Counter", "--port", "0", "--workers", "2"]
@@ -410,7 +423,7 @@ def test_the_command_serves_and_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--workers", "0"], "--workers: '0': write a whole number from 1"),
+        (["--workers", "0"], "--workers: '0': write a whole number, at least 1"),
         (["--memory", "lots"], "write a size such as"),
         (["--option", "size"], "write KEY=VALUE"),
         (["--option", "colour=red"], "`options` don't fit Counter"),

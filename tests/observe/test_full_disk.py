@@ -249,6 +249,52 @@ def test_what_waits_for_room_is_sent_to_a_collector_once(small_disk: Path, monke
     assert sent == ["first", "second"]
 
 
+FILLING = """
+from ajet import Workflow, WorkflowOutput
+
+class Fill(Workflow):
+    async def execute(self, workflow_task, tuner):
+        client = tuner.as_raw_openai_sdk_client()
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 50_000}])
+        with open("DISK/filler", "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"x" * 4096)
+            except OSError:
+                return WorkflowOutput(reward=1.0)
+"""
+FILLED = """
+ajet:
+  experiment_name: filled
+  model: {path: "tiny:qwen2-0.3m"}
+  task_reader:
+    type: jsonl_dataset_file
+    jsonl_dataset_file: {training: {file_path: tasks.jsonl}, validation: {file_path: tasks.jsonl}}
+  rollout: {user_workflow: fill.py->Fill, engine: scripted, scripted_replies: replies.yaml, max_model_len: 90000}
+  data: {max_prompt_length: 70000}
+"""
+
+
+@pytest.mark.parametrize(
+    "command", [("--conf", "run.yaml", "--backbone=debug", "--exp-dir"), ("eval", "run.yaml", "--out")]
+)
+def test_episodes_that_are_lost_are_no_success(
+    small_disk: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    command: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AJET_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "fill.py").write_text(FILLING.replace("DISK", str(small_disk)))
+    (tmp_path / "run.yaml").write_text(FILLED)
+    (tmp_path / "replies.yaml").write_text("[hello]")
+    (tmp_path / "tasks.jsonl").write_text('{"query": "hello"}\n')
+    assert main([*command, str(small_disk / "runs")]) == 1
+    assert "episodes.sqlite lacks 1 episodes" in caplog.text
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_and_says_what_is_not_saved(small_disk: Path, tmp_path: Path) -> None:
     for name in ("say_vowels.yaml", "say_vowels.jsonl", "say_vowels.py"):

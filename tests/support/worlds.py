@@ -101,6 +101,14 @@ class Leaving(AsyncCounter):
         raise SystemExit(3)
 
 
+class Lingering(Counter):
+    """Takes a moment to close."""
+
+    def close(self) -> None:
+        time.sleep(0.3)
+        super().close()
+
+
 class Judging(Counter):
     """Has a reward of its own for the whole episode."""
 

@@ -6,12 +6,14 @@ import errno
 import json
 import subprocess
 import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ajet.cli.main import COMMANDS, main
-from ajet.system.command_line import place_advice
+from ajet.system.command_line import place_advice, real, whole
 
 JSON_COMMANDS = {
     "a run": ["--json", "--conf", "no-such.yaml"],
@@ -40,6 +42,25 @@ def test_an_unknown_flag_is_an_error_like_any_other(command: str, capsys: pytest
     assert main([command, "--no-such-flag"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and "--help" in said and len(said.splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        (whole(1), "0", "write a whole number, at least 1"),
+        (whole(1), "two", "write a whole number, at least 1"),
+        (whole(1), "2000000000", "write a whole number from 1 to 1,000,000,000"),
+        (whole(1, 1000), "0", "write a whole number from 1 to 1,000"),
+        (real(0.1, 1e7, "seconds"), "0", "write a number of seconds, at least 0.1"),
+        (real(0, 1), "80", "write a number from 0 to 1"),
+    ],
+)
+def test_an_upper_bound_that_only_guards_is_named_only_beyond_it(
+    kind: Callable[[str], float], given: str, said: str
+) -> None:
+    with pytest.raises(ArgumentTypeError) as raised:
+        kind(given)
+    assert str(raised.value) == f"{given!r}: {said}"
 
 
 FEW_FILES = """

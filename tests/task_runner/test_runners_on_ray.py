@@ -51,7 +51,7 @@ def test_ray_and_a_number_are_needed(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main([*command, "--with-ray", "2"]) == 2
     assert "--with-ray needs Ray: pip install ray" in capsys.readouterr().err
     for more, says in (
-        (["--with-ray", "0"], "write a whole number from 1"),
+        (["--with-ray", "0"], "write a whole number, at least 1"),
         (["--ray-address", "a:1"], "goes with --with-ray"),
     ):
         assert main([*command, *more]) == 2

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -272,6 +273,15 @@ class Learner:
         self._sync.close()
 
 
+def seed_everything(seed: int, *, deterministic: bool) -> None:
+    """Seed what draws random numbers in this process."""
+    from transformers import set_seed
+
+    set_seed(seed)
+    if deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
 def with_adapters(model: Any, lora: LoraConfig) -> Any:
     """The engine's own model with adapters, which it serves while they are trained."""
     try:
@@ -299,12 +309,22 @@ def with_adapters(model: Any, lora: LoraConfig) -> Any:
 def unknown_targets(model: Any, lora: LoraConfig) -> str:
     """The first of `lora.target_modules` that names no module, as an error; empty if there is none. PEFT leaves such a
     name out if another one is found. Of a mixture it also knows the names that experts had before they were stacked."""
-    if any(weight.dim() > 2 for weight in model.parameters()):
+    targets = lora.target_modules
+    if isinstance(targets, list) and any(target.rpartition(".")[2] == MAMBA_STEP for target in targets):
+        return (
+            f"{TARGETS}: the model multiplies by the weight of {MAMBA_STEP} itself: an adapter there would do nothing"
+        )
+    if targets == "all-linear" or any(weight.dim() > 2 for weight in model.parameters()):
         return ""
-    names = [f".{name}" for name, _ in model.named_modules()]
-    for target in lora.target_modules if isinstance(lora.target_modules, list) else []:
-        if not any(name.endswith(f".{target}") for name in names):
-            known = ", ".join(linear_modules(model))
+    names = [name for name, _ in model.named_modules()]
+    known = ", ".join(linear_modules(model))
+    if isinstance(targets, str):  # a pattern, for PEFT
+        with suppress(re.error):
+            if any(re.fullmatch(targets, name) for name in names):
+                return ""
+        return f"{TARGETS}: no module's whole name matches the pattern {targets!r}. As a list, write {known}"
+    for target in targets:
+        if not any(f".{name}".endswith(f".{target}") for name in names):
             return f"{TARGETS}: the model has no module {target!r}. Its linear layers are {known}"
     return ""
 
@@ -312,21 +332,24 @@ def unknown_targets(model: Any, lora: LoraConfig) -> str:
 READ_BY_KERNELS = {"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"}
 """Kinds of models whose Mamba kernels read a weight past its layer, so PEFT takes no adapter there."""
 MAMBA_OUTPUT = "out_proj"
+MAMBA_STEP = "dt_proj"
+"""The layer whose weight Mamba 1, Falcon-Mamba and Jamba multiply by themselves: an adapter there would do nothing."""
 
 
 def linear_modules(model: Any) -> list[str]:
-    """Names of the layers that `all-linear` means: all but the output layer, and routers of experts.
+    """Names of the layers that `all-linear` means: all but the output layer, routers of experts, and layers of Mamba
+    whose weight is read past them.
 
     A router may be a linear layer by inheritance, but its output isn't a tensor, so it takes no adapter. If all layers
     with the same name ending qualify, the ending is returned instead of them.
     """
     output = model.get_output_embeddings()
-    fused = MAMBA_OUTPUT if model.config.model_type in READ_BY_KERNELS else None
+    passed = {MAMBA_STEP} | ({MAMBA_OUTPUT} if model.config.model_type in READ_BY_KERNELS else set())
     qualified: dict[str, bool] = {}
     for name, module in model.named_modules():
         kind = type(module).__name__
         linear = kind == "Conv1D" or is_linear(module)
-        qualified[name] = linear and module is not output and name.rpartition(".")[2] != fused
+        qualified[name] = linear and module is not output and name.rpartition(".")[2] not in passed
     endings: dict[str, list[str]] = {}
     for name in qualified:
         endings.setdefault(name.rpartition(".")[2], []).append(name)

@@ -17,7 +17,7 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.checks import RunTasks
 from ajet.backbone.failures import FailureWatch, warn_of
 from ajet.backbone.local.demonstrations import demonstration_batches
-from ajet.backbone.local.learner import Learner
+from ajet.backbone.local.learner import Learner, seed_everything
 from ajet.backbone.local.placement import check_gpu, place, visible_gpus
 from ajet.backbone.local.rollouts import Replay, Rollouts
 from ajet.backbone.metrics import episode_metrics, ledger_metrics, staleness, step_names, token_rate
@@ -51,7 +51,6 @@ from ajet.trainer.credit import (
     CallCredit,
     Credit,
     EpisodeCredit,
-    EpisodeSummary,
     ZeroVariance,
     compute_credit,
     imitation_credit,
@@ -139,8 +138,8 @@ class LocalRun:
             self.recorder.close()
             if hasattr(self, "learner"):
                 self.learner.close()
-        if not trained:
-            log.error("%s", why_nothing_trained(self.config, self.experiment.path, resumed, self.progress.state.tally))
+        if self.step > resumed and not trained:
+            log.error("%s", why_nothing_trained(self.config, self.experiment.path, resumed, self.failures.tally))
             return EXIT_NOTHING_TRAINED
         self._tell_failures()
         if self.unsaved:
@@ -170,7 +169,7 @@ class LocalRun:
             log.warning("%d of %d episodes failed:%s", tally.failures, tally.episodes, told)
 
     def _set_up(self) -> None:
-        _seed_everything(self.common.seed, deterministic=self.config.ajet.rollout.deterministic)
+        seed_everything(self.common.seed, deterministic=self.config.ajet.rollout.deterministic)
         if self.from_file:
             self.stream = demonstration_batches(self.config, self.runtime.model().renderer)
         else:
@@ -213,13 +212,16 @@ class LocalRun:
         return self.changes == self.learner.trainer.changes
 
     def _train(self) -> None:
-        recorded = read_metrics(self.experiment.path / "metrics.jsonl")
-        self.progress.state.spent = RunningTotal.of(recorded)
+        self.progress.state.spent = RunningTotal.of(read_metrics(self.experiment.path / "metrics.jsonl"))
         self.changes = self.learner.trainer.changes
         if self.step == 0 and self.common.val_before_train and self.validation_tasks:
             self._note(self._validate())
-        if self.validation_tasks and lacks_validation(self.config, recorded, self.step, self.total):
+        if self._lacks_validation(self.step):
             self.experiment.metrics.log(self.step, self._validate())
+            self.saved = 0  # its checkpoint lacks what the validation measured
+            self._save()
+            if self._stops_early():
+                return
         with interrupted_when_whole(self._is_whole) as end_if_interrupted:
             for step in range(self.step + 1, self.total + 1):
                 metrics = self._demonstrate(step) if self.from_file else self._step(step)
@@ -234,13 +236,23 @@ class LocalRun:
                     self._note(metrics)
                     self.changes = self.learner.trainer.changes
                 end_if_interrupted()
-                stopped, every = self.early_stop.reason, self.common.save_freq
-                if step == self.total or stopped is not None or (every > 0 and step % every == 0):
+                every = self.common.save_freq
+                if step == self.total or (every > 0 and step % every == 0):
                     self._save()
-                if stopped is not None:
-                    self.progress.message(f"stopped after step {step} of {self.total}: {stopped}")
-                    self.experiment.events.write("stopped_early", step=step, reason=stopped)
+                if self._stops_early():
                     return
+
+    def _stops_early(self) -> bool:
+        if (reason := self.early_stop.reason) is None:
+            return False
+        self._save()
+        self.progress.message(f"stopped after step {self.step} of {self.total}: {reason}")
+        self.experiment.events.write("stopped_early", step=self.step, reason=reason)
+        return True
+
+    def _lacks_validation(self, step: int) -> bool:
+        recorded = read_metrics(self.experiment.path / "metrics.jsonl")
+        return bool(self.validation_tasks) and lacks_validation(self.config, recorded, step, self.total)
 
     # ------------------------------------------------------------------------------------------------ one step
 
@@ -268,7 +280,7 @@ class LocalRun:
             name = episode.episode_id
             self._write_episode(episode, given.get(name), step, logprobs=logprobs.get(name))
         self.hints.look_at(step, everyone)
-        self.failures.look_at_step(step, everyone, self.progress.state.tally)
+        self.failures.look_at_step(step, everyone)
         metrics = episode_metrics(everyone, success_threshold=self.threshold)
         metrics |= extra | credit.metrics | ledger_metrics(everyone)
         metrics |= step_names(metrics)
@@ -304,7 +316,10 @@ class LocalRun:
             chosen = [[s for s in group if s.reward >= least] for group in summaries]
             kept = imitation_credit(chosen, self.credit_settings)
             by_id = {episode.episode_id: episode for episode in kept.episodes}
-            rows = [[by_id.get(summary.episode_id) or _untrained(summary) for summary in group] for group in summaries]
+            rows = [
+                [by_id.get(s.episode_id) or EpisodeCredit(s.episode_id, [CallCredit() for _ in s.calls]) for s in group]
+                for group in summaries
+            ]
             return Credit(rows, metrics=kept.metrics), {"train/imitated_episodes": float(len(by_id))}
         if taught_alone(self.config):
             return imitation_credit(summaries, self.credit_settings, advantage=0.0), {}
@@ -406,7 +421,7 @@ class LocalRun:
         return self.checkpoints.newest() if self.common.resume == "auto" else load(Path(self.common.resume))
 
     def _refuse_if_complete(self, done: int) -> None:
-        if done and done >= self.total and not self.common.val_only:
+        if done and done >= self.total and not (self.common.val_only or self._lacks_validation(done)):
             raise ConfigError(
                 f"{self.experiment.path} is complete: its newest checkpoint is step {done} of "
                 f"{self.total}. To continue, raise ajet.trainer_common.total_training_steps; to start over: {FRESH}"
@@ -433,16 +448,3 @@ class LocalRun:
         self.experiment.rewind(step)
         self.recorder.rewind(step)
         self.checkpoints.rewind(step)
-
-
-def _untrained(summary: EpisodeSummary) -> EpisodeCredit:
-    return EpisodeCredit(summary.episode_id, [CallCredit() for _ in summary.calls])
-
-
-def _seed_everything(seed: int, *, deterministic: bool) -> None:
-    import torch
-    from transformers import set_seed
-
-    set_seed(seed)
-    if deterministic:
-        torch.use_deterministic_algorithms(True, warn_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import ray
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.metrics import episode_metrics, ledger_metrics, staleness, step_names, token_rate
 from ajet.backbone.plan import BEFORE_THE_FIRST
-from ajet.backbone.ray.payload import EPISODE_METRICS, WARNINGS, RunError, RunPayload
+from ajet.backbone.ray.payload import EPISODE_METRICS, UNWRITTEN, WARNINGS, RunError, RunPayload
 from ajet.backbone.ray.watcher import WarningRelay
 from ajet.backbone.report import validation_metrics
 from ajet.context_tracker import TrackerSettings
@@ -30,6 +31,7 @@ from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.episode import Episode, EpisodeGroup, Sample
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
+from ajet.task_judge.helper import HelperMeter
 from ajet.task_runner.runtime import Runtime
 from ajet.trainer.credit import EpisodeCredit
 
@@ -57,15 +59,20 @@ class EpisodeCollector:
         self._failed = asyncio.Event()
         self._recorder = self._open_recorder()
         self._tally = FailureTally()
+        self._asked: Counter[str] = Counter()
+        """What groups that have ended asked of the helper model."""
+        self._asked_in: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        """The same by step, a validation included: of two lines with a metric the later one counts."""
         self._failures = FailureWatch(self._config)
 
     async def watch(self) -> None:
         """Never returns: Ray raises in the caller if this process dies."""
         await asyncio.Event().wait()
 
-    async def add(self, uid: str, group: EpisodeGroup, task: Task) -> None:
-        """A group has ended; `task` is its task."""
+    async def add(self, uid: str, group: EpisodeGroup, task: Task, asked: dict[str, float]) -> None:
+        """A group has ended; `task` is its task, and `asked` what its process has asked of the helper model since."""
         self._groups[uid] = group
+        self._asked.update(asked)
         self._task_of[group.task_id] = task
 
     async def report_failure(self, error: RunError) -> None:
@@ -102,6 +109,9 @@ class EpisodeCollector:
         episodes = [episode for group in ended for episode in (*group.episodes, *group.failed)]
         credit_of = {item.episode_id: item for item in credit}
         metrics = self._metrics(step, ended, episodes, credit_of, validation)
+        self._asked_in[step] += self._asked
+        self._asked.clear()
+        metrics |= self._asked_in[step]
         if added is not None:
             metrics |= added | token_rate(metrics, added["time/rollout_ended"] - added["time/rollout_began"])
         self._write(step, metrics)  # verl's own of a step come after its checkpoint and its validation, or never
@@ -112,7 +122,7 @@ class EpisodeCollector:
             if validation:
                 self._failures.look_at(f"the validation after step {step}", episodes)
             else:
-                self._failures.look_at_step(step, episodes, self._tally)
+                self._failures.look_at_step(step, episodes)
         except UserError as error:
             await self.report_failure(RunError.of(error))
         return metrics
@@ -161,7 +171,11 @@ class EpisodeCollector:
                 validation=validation,
                 task=self._task_of.get(episode.task_id),
             )
-        self._recorder.flush()
+        unwritten = Path(self._run.reports, UNWRITTEN)
+        if self._recorder.flush():
+            unwritten.unlink(missing_ok=True)
+        else:
+            unwritten.touch()
 
     def _write(self, step: int, metrics: dict[str, float]) -> None:
         with Path(self._run.reports, EPISODE_METRICS).open("a", encoding="utf-8") as file:
@@ -189,6 +203,7 @@ class GroupRunner:
         self._make_engine = make_engine
         self._parallel = max(1, self.config.ajet.rollout.max_env_worker // workers)
         self._tracker_settings = TrackerSettings.from_config(self.config)
+        self._helper = HelperMeter(self.config)
         self._opening: asyncio.Task[Runtime] | None = None
 
     async def run_group(self, task: Task, **options: Any) -> EpisodeGroup:
@@ -198,7 +213,7 @@ class GroupRunner:
         if not options.get("validation"):
             for episode in group.episodes:  # rows have limits that the tree of calls doesn't have
                 episode.ledger = episode_samples(episode, self._tracker_settings)[1]
-        await self.collector.add.remote(group.group_id, group, task)
+        await self.collector.add.remote(group.group_id, group, task, self._helper.since_last())
         return group
 
     def samples(self, episode: Episode) -> list[Sample]:

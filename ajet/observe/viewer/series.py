@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -57,6 +57,8 @@ class MetricsReader:
         self._steps: list[int] = []
         self._rows: dict[int, int] = {}
         self._series: dict[str, list[float | None]] = {}
+        self._undrawn: dict[str, list[int]] = {}
+        """Of each metric, the steps at which it was NaN, infinite, or no number at all."""
 
     def columns(self, names: Collection[str] | None = None) -> dict[str, Any]:
         """`steps` and the `series` of these metrics (all, if None). `problem`: what of the file can't be read."""
@@ -80,7 +82,7 @@ class MetricsReader:
             steps = self._steps.copy()
             numbers = {name: self._numbers(name) for name in dict.fromkeys((*shown.names, *shown.stacked))}
             logged = ~np.isnan(self._numbers(_RECORDED))
-            names, problem = sorted(self._series), self._problem
+            names, problem = sorted(self._series), self._problem or self._gaps(numbers)
         low = 0 if shown.first is None else bisect_left(steps, shown.first)
         high = len(steps) if shown.last is None else bisect_right(steps, shown.last)
         width = -(-(high - low) // _BUCKETS) if high - low > 2 * _BUCKETS else 1
@@ -97,6 +99,12 @@ class MetricsReader:
             "last": steps[-1] if steps else 0, "count": len(steps), "steps": places, "width": width,
             "series": {name: values[: len(places)] for name, values in series.items()}, "ends": ends,
         }  # fmt: skip
+
+    def _gaps(self, names: Iterable[str]) -> str:
+        found = [(name, steps) for name in names if (steps := self._undrawn.get(name))]
+        return "; ".join(
+            f"{name}: no finite number at {len(steps)} steps, last at {steps[-1]}" for name, steps in found
+        )
 
     def _whole(self, name: str) -> list[float | None]:
         values = self._series.get(name, [])
@@ -148,7 +156,10 @@ class MetricsReader:
             values = self._series.setdefault(name, [])
             while len(values) <= row:
                 values.append(None)
-            values[row] = value if isinstance(value, int | float) and abs(value) < _LARGEST else None
+            drawn = isinstance(value, int | float) and abs(value) < _LARGEST
+            values[row] = value if drawn else None
+            if not drawn:
+                self._undrawn.setdefault(name, []).append(step)
 
     def _sort(self) -> None:
         """Put the rows in the order of their steps."""

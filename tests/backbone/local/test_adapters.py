@@ -10,6 +10,7 @@ import torch
 from ajet.backbone.local.learner import linear_modules, with_adapters
 from ajet.config import make_config
 from ajet.schema.errors import ConfigError
+from support.hybrids import hybrid_model
 from support.windowed_models import WINDOWED, windowed_model
 
 pytest.importorskip("peft")
@@ -29,6 +30,19 @@ def test_every_family_takes_adapters_at_all_linear_layers(family: str) -> None:
     logits = adapted(torch.arange(1, 13)[None]).logits
     logits.sum().backward()
     assert all(p.grad is not None for name, p in adapted.named_parameters() if "q_proj.lora_B" in name)
+
+
+@pytest.mark.parametrize("family", ["Mamba", "Jamba"])
+def test_no_adapter_does_nothing(family: str) -> None:
+    """Layers of Mamba whose weight is read past them take none."""
+    adapted = with_adapters(hybrid_model(family), config().ajet.model.lora)
+    adapted(torch.arange(1, 25)[None]).logits.sum().backward()
+    grads = {name: p.grad for name, p in adapted.named_parameters() if "lora_B" in name}
+    assert grads and all(grad is not None and grad.abs().sum() > 0 for grad in grads.values())
+    with pytest.raises(
+        ConfigError, match=r"lora\.target_modules: .* dt_proj itself: an adapter there would do nothing"
+    ):
+        with_adapters(hybrid_model(family), config(target_modules=["x_proj", "dt_proj"]).ajet.model.lora)
 
 
 def test_the_names_of_a_model_whose_layers_all_qualify_are_short() -> None:

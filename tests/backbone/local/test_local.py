@@ -222,6 +222,32 @@ def test_a_run_interrupted_in_a_validation_keeps_the_metrics_of_its_step(
 
 
 @pytest.mark.slow
+def test_a_last_validation_that_was_interrupted_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(LocalRun, "_validate", lambda of: signal.raise_signal(signal.SIGINT))
+        train(tmp_path)
+    code, experiment = train(tmp_path)
+    assert code == 0 and "val/return/mean" in read_metrics(experiment / "metrics.jsonl")[-1]
+    checkpoints = experiment / "checkpoints"
+    assert "score" in json.loads((checkpoints / "step_2" / "state.json").read_text())
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step_1", "step_2"]
+    with pytest.raises(UserError, match="is complete"):
+        train(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_validation_that_is_made_up_for_may_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    early = {f"{EARLY}.target": -1, "trainer_common.total_training_steps": 4, "trainer_common.save_freq": 0}
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(LocalRun, "_validate", lambda of: signal.raise_signal(signal.SIGINT))
+        train(tmp_path, **early)
+    code, experiment = train(tmp_path, **early)
+    assert code == 0 and [step["step"] for step in read_metrics(experiment / "metrics.jsonl")] == [1, 2]
+    with pytest.raises(UserError, match="stopped early, after step 2"):
+        train(tmp_path, **early)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_checkpoint_never_holds_a_part_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """An interruption after the weights have changed waits for the step's end; a second one leaves the step unsaved."""

@@ -118,7 +118,7 @@ def test_a_complete_search_is_not_repeated(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--rounds", "0"], "write a whole number from 1"),
+        (["--rounds", "0"], "write a whole number, at least 1"),
         (["rollout.temperature=0"], "nothing would be learnt"),
         (["prompt_tuning.algorithm=ap"], "did you mean `apo`?"),
         (["experiment_dir=here"], "makes several folders"),

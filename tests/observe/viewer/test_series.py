@@ -92,6 +92,14 @@ def test_what_is_known_is_not_sent_again(tmp_path: Path) -> None:
     assert reader.columns()["steps"] == [7, 8], "also if it is longer, and has the inode of the one before"
 
 
+def test_steps_without_a_finite_number_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, {"step": 1, "loss": 0.5}, {"step": 2, "loss": "nan"}, {"step": 3, "loss": "inf"}, {"step": 4})
+    reader = MetricsReader(path)
+    assert reader.chart(Shown(("loss",)))["problem"] == "loss: no finite number at 2 steps, last at 3"
+    assert reader.chart(Shown(("other",)))["problem"] == "" and reader.columns()["problem"] == "", "no damage"
+
+
 def test_columns_are_in_the_order_of_steps(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, {"step": 3, "a": 3}, {"step": 1, "a": 1}, {"step": 3, "b": "nan"}, {"step": 2, "b": 2.5})
