@@ -106,8 +106,7 @@ def config_of(arguments: Namespace) -> Config:
     from ajet.observe.logs import log_to_terminal
 
     log_to_terminal()
-    # nothing is trained: no workflow is needed, and any engine will do
-    config = load_config(arguments.conf, arguments.overrides, backbone="debug", complete=False)
+    config = load_config(arguments.conf, arguments.overrides, complete=False)  # no workflow is needed for this
     config.remember_folder(folder_of(config, arguments.exp_dir, config.yaml_path).resolve())
     return config
 

@@ -101,7 +101,7 @@ def test_it_is_shown_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert main(["validate", "a.yaml"]) == 0
     assert f"warning    {warning}" in capsys.readouterr().out
     write("validation.jsonl", "v", ["What is 3 - 1?"])
-    assert main(["tasks", "check", "a.yaml", "rollout.engine=scripted", "rollout.num_repeat=1"]) == 0
+    assert main(["tasks", "check", "a.yaml"]) == 0
     assert capsys.readouterr().out == "tasks             512 to train on, 1 to validate on\n"
     assert main(["tasks", "generate", "a.yaml"]) == 2
     write("validation.jsonl", "t", ["What is 3 - 1?"])
