@@ -34,9 +34,10 @@ OWN_CLIENT = re.compile(
     r"|\bLiteLlm\(|\bLiteLLMModel\(|\bInferenceClient\(|\ba?completion\("
 )
 """What makes a client that asks a provider, unless it is given the tuner's endpoint."""
+ENDPOINT = "tuner.as_oai_baseurl_apikey"
 ADVICE = (
     "tuner.as_raw_openai_sdk_client(), as_langchain_model() or as_agentscope_model(), or any client with the base_url, "
-    "api_key and model of tuner.as_oai_baseurl_apikey(). If the workflow does so already, its calls fail and it hides "
+    f"api_key and model of {ENDPOINT}(). If the workflow does so already, its calls fail and it hides "
     "their errors: let it raise them. Or its library answers from a cache: switch that off (DSPy: cache=False)"
 )
 OUTSIDE = "the base_url and api_key that POST /v1/episodes returns"
@@ -72,8 +73,9 @@ def advice(config: Config) -> str:
         return ADVICE
     workflow = load_workflow(config, config.base_dirs)
     file = getattr(sys.modules.get(workflow.__module__), "__file__", None)
-    if file is not None:  # else it was made in a notebook
-        for number, line in enumerate(Path(file).read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    text = "" if file is None else Path(file).read_text(encoding="utf-8", errors="replace")  # None: of a notebook
+    if ENDPOINT not in text:  # else most likely the client is given it
+        for number, line in enumerate(text.splitlines(), 1):
             if OWN_CLIENT.search(line):
                 return f"in {file}:{number}, instead of `{line.strip()}`, write {ADVICE}"
     return ADVICE
