@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
@@ -148,7 +149,8 @@ class FunctionModel:
     ) -> Message:
         given = {**({"tools": tools} if tools else {}), **sampling}
         taken = given if self._any else {key: value for key, value in given.items() if key in self._takes}
-        return as_message(await _called(self._function, messages, **taken))
+        # as a partial, it counts as async only if it is so itself: what a decorator wrapped may be
+        return as_message(await _called(partial(self._function, messages, **taken)))
 
 
 async def _called(function: Any, *arguments: Any, **named: Any) -> Any:

@@ -43,10 +43,11 @@ CLIENTS = {
 }
 """The tuner's client for a library."""
 ALL_CLIENTS = "tuner.as_raw_openai_sdk_client(), as_langchain_model() or as_agentscope_model()"
+ENDPOINT = "tuner.as_oai_baseurl_apikey"
 ADVICE = (
-    ", or any client with the base_url, api_key and model of tuner.as_oai_baseurl_apikey(). If the workflow does so "
-    "already, its calls fail and it hides their errors: let it raise them. Or its library answers from a cache: switch "
-    "that off (DSPy: cache=False)"
+    f", or any client with the base_url, api_key and model of {ENDPOINT}(). If the workflow does so already, its calls "
+    "fail and it hides their errors: let it raise them. Or its library answers from a cache: switch that off (DSPy: "
+    "cache=False)"
 )
 OUTSIDE = "the base_url and api_key that POST /v1/episodes returns"
 
@@ -81,13 +82,13 @@ def advice(config: Config) -> str:
         return ALL_CLIENTS + ADVICE
     workflow = load_workflow(config, config.base_dirs)
     file = getattr(sys.modules.get(workflow.__module__), "__file__", None)
-    if file is None:  # made in a notebook
-        return ALL_CLIENTS + ADVICE
-    lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+    text = "" if file is None else Path(file).read_text(encoding="utf-8", errors="replace")  # None: of a notebook
+    lines = text.splitlines()
     client = next((CLIENTS[found[1]] for line in lines if (found := LIBRARY.match(line))), ALL_CLIENTS) + ADVICE
-    for number, line in enumerate(lines, 1):
-        if OWN_CLIENT.search(line):
-            return f"in {file}:{number}, instead of `{line.strip()}`, write {client}"
+    if ENDPOINT not in text:  # else most likely the client is given it
+        for number, line in enumerate(lines, 1):
+            if OWN_CLIENT.search(line):
+                return f"in {file}:{number}, instead of `{line.strip()}`, write {client}"
     return client
 
 

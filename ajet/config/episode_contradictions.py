@@ -284,11 +284,18 @@ ENGINE_RULES = (
     ),
     # GPUs of vLLM and the trainer; which of them exist is known only when the run begins
     ContradictionRule(
+        ("rollout.vllm.devices",),
+        lambda a: a.rollout.engine == "vllm" and len(set(a.rollout.vllm.devices)) < len(a.rollout.vllm.devices),
+        "{rollout.vllm.devices} names a GPU twice",
+        "name each GPU once",
+        on=("debug", "local", "prompt"),
+    ),
+    ContradictionRule(
         ("rollout.vllm.devices", "rollout.n_vllm_engine", "rollout.tensor_model_parallel_size"),
-        lambda a: a.rollout.engine == "vllm" and 0 < len(set(a.rollout.vllm.devices)) < _needed_gpus(a),
+        lambda a: a.rollout.engine == "vllm" and 0 < len(a.rollout.vllm.devices) < _needed_gpus(a),
         lambda a: (
             f"{a.rollout.n_vllm_engine} engines on {a.rollout.tensor_model_parallel_size} GPUs each need "
-            f"{_needed_gpus(a)}, and {a.rollout.vllm.devices} are {len(set(a.rollout.vllm.devices))}"
+            f"{_needed_gpus(a)}, and {a.rollout.vllm.devices} are {len(a.rollout.vllm.devices)}"
         ),
         lambda a: f"name {_needed_gpus(a)} GPUs, or lower n_vllm_engine or tensor_model_parallel_size",
         on=("debug", "local", "prompt"),

@@ -118,6 +118,7 @@ class _Sizes:
     def _targets(self, text: str, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """The places that a text refers to."""
         targets = []
+        text = OPENING.sub(lambda opening: "" if len(opening[1]) % 2 else opening[0], text)
         while match := INNERMOST.search(text):
             reference = match.group(1).strip()
             text = text[: match.start()] + text[match.end() :]

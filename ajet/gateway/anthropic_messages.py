@@ -175,7 +175,7 @@ def _tools(values: list[Any]) -> list[Tool]:
 def _tool_choice(value: Any, tools: list[Tool]) -> Literal["auto", "none", "required"] | Tool:
     choice = value.get("type") if isinstance(value, dict) else None
     if choice == "tool":
-        return read_tool_choice({"name": value.get("name")}, tools).choice
+        return read_tool_choice({"name": protocol.text(value, "name")}, tools).choice
     if value is None or choice in ("auto", "any", "none"):
         return read_tool_choice(choice, tools).choice
     raise BadField("tool_choice", 'tool_choice must be {"type": "auto" | "any" | "tool" | "none"}')

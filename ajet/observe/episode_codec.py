@@ -36,7 +36,7 @@ from ajet.schema.episode import (
 from ajet.schema.errors import EpisodeFormatError
 from ajet.schema.printable import encodable
 from ajet.schema.span import Span
-from ajet.schema.trajectory import as_plain, json_line
+from ajet.schema.trajectory import json_line
 
 FORMAT = 1
 """Version of the byte format. A reader refuses a newer one."""
@@ -172,9 +172,10 @@ def _split(joined: Any, lengths: list[int]) -> list[Any]:
 
 def _plain(value: Any) -> Any:
     """Values msgspec can't encode: numpy and torch values and pydantic models as data, other objects as their repr."""
-    if callable(tolist := getattr(value, "tolist", None)):
-        return tolist()
-    return as_plain(value)
+    for method in ("tolist", "model_dump"):  # what a model holds may again be such values
+        if callable(found := getattr(value, method, None)):
+            return found()
+    return repr(value)
 
 
 @dataclass(slots=True)

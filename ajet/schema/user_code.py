@@ -265,6 +265,8 @@ def _load_file(file: Path) -> ModuleType:
         sys.modules[package] = folder
     _files.known[name] = file
     __import__(name)  # of files that import each other in two threads, `import_module` would raise a deadlock
+    while name not in sys.modules:  # another thread's import has failed: this one says why
+        __import__(name)
     return sys.modules[name]
 
 

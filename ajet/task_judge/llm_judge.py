@@ -355,11 +355,11 @@ def _templates(section: LlmJudgeConfig) -> tuple[Template, Template]:
     """The user's prompt replaces the one of `mode`."""
     own, key = _own_prompt(section)
     if section.mode == "listwise":
-        listwise = own or LISTWISE
+        listwise = LISTWISE if own is None else own
         single = "<answer>\n{answer}\n</answer>\n\nThere is only one: how good is it?"
-        pointwise = own.replace("{answers}", single) if own else POINTWISE
+        pointwise = POINTWISE if own is None else own.replace("{answers}", single)
     else:
-        pointwise, listwise = own or POINTWISE, LISTWISE
+        pointwise, listwise = POINTWISE if own is None else own, LISTWISE
     templates = whole_templates(pointwise, listwise, section, section.mode, key)
     needed = ("{answer}", "{conversation}", "{output.", "{environment}")
     if section.mode == "pointwise" and not any(name in pointwise for name in needed):

@@ -228,14 +228,15 @@ async def _ask(
 
 async def asked_again(ask: Callable[[], Awaitable[T]], retries: int, level: int = logging.WARNING) -> T:
     """What a judge says. Judging again costs no model calls: a judge that raised is asked again, unless its answer was
-    invalid, or what it said is for the user."""
+    invalid, or what it said is for the user; a sandbox that could not be made may be made the next time."""
     for attempt in range(retries + 1):
         try:
             return await ask()
-        except (WorkflowInterrupted, UnusableResultError, JudgeFault, UserError, bdb.BdbQuit):
+        except (WorkflowInterrupted, UnusableResultError, JudgeFault, bdb.BdbQuit):
             raise
         except BaseException as error:
-            if attempt == retries or _being_cancelled():
+            final = isinstance(error, UserError) and not isinstance(error, SandboxError)
+            if attempt == retries or final or _being_cancelled():
                 raise
             log.log(level, "the judge raised %s: %s; asking it again", type(error).__name__, _said(error))
     raise AssertionError("unreachable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import threading
 from pathlib import Path
@@ -169,6 +170,17 @@ def test_blocking_functions_block_nobody_else() -> None:
         return await asyncio.gather(function(ASKED), function(ASKED))
 
     assert [reply["content"] for reply in asyncio.run(main())] == ["ok", "ok"]
+
+
+def test_a_blocking_function_may_wrap_an_async_one() -> None:
+    async def model(messages: Any) -> str:
+        return "ok"
+
+    @functools.wraps(model)
+    def blocking(messages: Any) -> Any:
+        return asyncio.run(model(messages))
+
+    assert ask(as_model_function(blocking))["content"] == "ok"
 
 
 def test_functions_get_what_they_take() -> None:

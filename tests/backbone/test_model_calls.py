@@ -250,6 +250,12 @@ def test_the_client_of_the_library_that_is_imported_first_is_named(tmp_path: Pat
         watch(tmp_path, guarded).look_at("step 1", silent())
 
 
+def test_a_client_of_the_tuner_s_endpoint_is_no_line_to_change(tmp_path: Path) -> None:
+    source = "def ask(tuner):\n    api = tuner.as_oai_baseurl_apikey()\n    return AsyncOpenAI(base_url=api.base_url)"
+    with pytest.raises(NoModelCallError, match=r"Use the tuner's client: tuner\.as_raw_openai_sdk_client\(\), as_"):
+        watch(tmp_path, source).look_at("step 1", silent())
+
+
 def test_episodes_that_failed_before_their_first_call_say_so_themselves(tmp_path: Path) -> None:
     failed = Episode("f", "t", EpisodeStatus.WORKFLOW_ERROR, CallTree(), Ledger(), failure=Failure("KeyError", "mine"))
     looking = watch(tmp_path, "")

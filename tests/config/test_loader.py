@@ -10,6 +10,7 @@ import pytest
 
 from ajet.config import Config, load_config
 from ajet.config.effects import notes
+from ajet.config.interpolation import literal
 from ajet.schema.errors import ConfigError
 
 MINIMAL = """
@@ -119,6 +120,12 @@ mine: {half: 1500, other: "${ajet.data}"}
     assert config.ajet.project_name == "p-7-experiment"
     assert config.ajet.debug.debug_max_parallel == 3
     assert config.mine.other.train_batch_size == "12"
+
+
+@pytest.mark.parametrize("plain", ["${...}", "${.}", "${mine} and ${mine.a}"])
+def test_an_escaped_interpolation_refers_to_nothing(folder: Path, plain: str) -> None:
+    config = load(folder, f"mine:\n  a: '{literal(plain)} ${{oc.env:NOT_SET_ANYWHERE,3}}'\n")
+    assert config.mine == {"a": f"{plain} 3"}
 
 
 @pytest.mark.parametrize(
@@ -359,7 +366,7 @@ def test_a_group_at_the_top_by_mistake(folder: Path) -> None:
             "set use_kl_in_reward: false",
         ),
         (["model.lora.enabled=true", "rollout.engine=sglang"], "or train whole weights"),
-        (["rollout.vllm.devices=[1,1]", "rollout.engine=vllm", "rollout.n_vllm_engine=2"], "name 2 GPUs"),
+        (["rollout.vllm.devices=[0,0,1]", "rollout.engine=vllm", "rollout.n_vllm_engine=2"], "name each GPU once"),
         (["rollout.vllm.devices=[1]", "rollout.engine=vllm", "rollout.n_vllm_engine=2"], "name 2 GPUs"),
         (
             [

@@ -68,3 +68,15 @@ def test_what_would_change_the_request_is_refused() -> None:
             return (await post(here, "/v1/messages", body)).json()
 
     assert "container is not supported" in asyncio.run(run())["error"]["message"]
+
+
+def test_a_choice_of_a_tool_needs_its_name() -> None:
+    async def run() -> str:
+        async with place(LineEngine("{}")) as here:
+            tools = [{"name": "f", "input_schema": {"type": "object"}}]
+            body = {"model": "m", "max_tokens": 9, "messages": [ASK], "tools": tools, "tool_choice": {"type": "tool"}}
+            reply = await post(here, "/v1/messages", body)
+            assert reply.status == 400
+            return str(reply.json()["error"]["message"])
+
+    assert "not among the tools" in asyncio.run(run())

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from ajet.observe.episode_codec import decode_annotation, decode_episode, encode_episode
 from ajet.schema.chat import Sampling
@@ -80,11 +81,17 @@ def test_an_episode_survives_storage() -> None:
     assert again.tree.runs[3].start == 5
 
 
+class Mixed(BaseModel):
+    held: Any
+
+
 def test_a_user_s_own_objects_in_metadata_are_kept_as_data_or_text() -> None:
     stored = episode()
     stored.metadata = {"array": np.arange(3), "number": np.float32(0.5), "path": Path("x"), "list": [1, (2, 3)]}
+    stored.metadata["model"] = Mixed(held=[Path("y"), np.float32(2.5)])
     metadata = decode_episode(encode_episode(stored)).metadata
     assert metadata["array"] == [0, 1, 2] and metadata["number"] == 0.5 and "x" in metadata["path"]
+    assert "y" in metadata["model"]["held"][0] and metadata["model"]["held"][1] == 2.5
 
 
 def packed(record: Any) -> bytes:

@@ -206,6 +206,15 @@ def test_threads_that_import_one_file_all_get_the_whole_of_it(tmp_path: Path) ->
     assert len(set(found)) == 1, "imported once"
 
 
+def test_threads_that_import_one_file_with_a_mistake_all_hear_of_it(tmp_path: Path) -> None:
+    write(tmp_path / "slow_mistake.py", "import time\ntime.sleep(0.1)\nraise ValueError('mine')")
+    with ThreadPoolExecutor(3) as threads:
+        found = [threads.submit(load_symbol, f"{tmp_path / 'slow_mistake.py'}->Flow") for _ in range(3)]
+    for each in found:
+        with pytest.raises(ImportPathError, match=r"slow_mistake\.py:3: .* failed with ValueError: mine"):
+            each.result()
+
+
 def test_threads_that_import_files_which_need_each_other_both_end(tmp_path: Path) -> None:
     """Each of two threads has begun one of them when it asks for the other."""
     for own, other in (("left", "right"), ("right", "left")):

@@ -197,6 +197,8 @@ def test_the_budget_holds_for_judges(tmp_path: Path) -> None:
     [
         ({"prompt": "Grade {anwser}"}, r"llm_judge\.prompt: unknown placeholder \{anwser\}; did you mean \{answer\}\?"),
         ({"prompt": "Grade it."}, r"llm_judge\.prompt: the prompt needs \{answer\}"),
+        ({"prompt": ""}, r"llm_judge\.prompt: the prompt needs \{answer\}"),
+        ({"prompt": "", "mode": "listwise"}, r"a listwise prompt needs \{answers\}"),
         ({"prompt": "{answer}", "mode": "listwise"}, r"a listwise prompt needs \{answers\}"),
         (
             {"prompt": "{answers} {conversation}", "mode": "listwise"},

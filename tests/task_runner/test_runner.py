@@ -12,6 +12,7 @@ import numpy as np
 import openai
 import pytest
 
+from ajet.environment.sandboxes import SandboxError
 from ajet.schema.episode import Episode, EpisodeStatus, Outcome
 from ajet.schema.errors import ConfigError, EngineError, LostThreadsError, SessionClosedError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -295,13 +296,14 @@ def test_a_judge_that_answers_wrongly_is_a_fault_and_never_zero(answer: Any) -> 
     assert len(asked) == 1
 
 
-def test_a_judge_that_raises_is_asked_again_without_running_the_workflow_again() -> None:
+@pytest.mark.parametrize("error", [ConnectionError("busy"), SandboxError("it did not start within 60 s")])
+def test_a_judge_that_raises_is_asked_again_without_running_the_workflow_again(error: Exception) -> None:
     asked = []
 
     def flaky() -> tuple[float, bool]:
         asked.append(1)
         if len(asked) == 1:
-            raise ConnectionError("busy")
+            raise error
         return 1.0, True
 
     episode = run(lambda: runner_of(workflow_that(no_reward), judge=judge_that(flaky)))

@@ -218,7 +218,8 @@ async def run_in_thread(work: Callable[[], Any]) -> Any:
     answer: Future[Any] = Future()
 
     def main() -> None:
-        answer.set_running_or_notify_cancel()
+        if not answer.set_running_or_notify_cancel():
+            return  # nobody waits any more
         try:
             answer.set_result(context.run(work))
         except SystemExit as error:

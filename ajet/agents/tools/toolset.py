@@ -111,7 +111,7 @@ class Toolset:
     async def call(self, name: str, arguments: str | dict[str, Any]) -> ToolResult:
         """Call a tool with arguments as the model wrote them (JSON text) or already parsed."""
         result = await self._answer(name, arguments)
-        return replace(result, output=shorten(as_text(result.output), self._output_chars))
+        return replace(result, output=shorten(result.output, self._output_chars))
 
     async def _answer(self, name: str, arguments: str | dict[str, Any]) -> ToolResult:
         entry = self._open.get(name)
@@ -126,7 +126,9 @@ class Toolset:
         seconds = None if getattr(entry.tool, "limits_itself", False) else self._call_seconds
         try:
             async with asyncio.timeout(seconds) as limit:
-                result: Any = await entry.opened.call(parsed)
+                given: Any = await entry.opened.call(parsed)
+            result = given if isinstance(given, ToolResult) else ToolResult(given)
+            result = replace(result, output=as_text(result.output))
         except (SandboxError, EnvironmentFault):
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # what a tool raises is an answer to the model
@@ -137,8 +139,6 @@ class Toolset:
                 return _failed(f"{name} did not finish within {seconds:g} s and was stopped. Ask for less work.")
             log.debug("tool %s raised", name, exc_info=True)
             return _failed(f"{name} failed: {describe_error(error)}")
-        if not isinstance(result, ToolResult):
-            return ToolResult(as_text(result))
         if result.reward is not None and not math.isfinite(result.reward):
             return _failed(f"{name} failed: its reward is {result.reward}, which is not a finite number")
         return result

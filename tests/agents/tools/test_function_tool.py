@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from ajet.agents.tools import ToolContext, ToolResult, Toolset, ToolSetupError, tool
+from ajet.agents.tools.function_tool import run_in_thread
 
 
 class Point(BaseModel):
@@ -154,6 +155,21 @@ def test_a_blocked_thread_is_left_behind() -> None:
     result = asyncio.run(call(block, {}))
     release.set()
     assert not result.success and "did not finish within 0.05 s" in result.output
+
+
+def test_a_call_that_is_cancelled_before_its_thread_begins_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[threading.Thread] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda self: made.append(self))
+
+    async def main() -> None:
+        task = asyncio.create_task(run_in_thread(lambda: made.clear()))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        made[0].run()
+
+    asyncio.run(main())
+    assert len(made) == 1
 
 
 def test_its_own_timeout_error_is_its_own() -> None:

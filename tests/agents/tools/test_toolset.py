@@ -55,6 +55,17 @@ def answer(*args: Any, **kwargs: Any) -> ToolResult:
     return result
 
 
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("result", [Unspeakable(), {"a": Unspeakable()}, ToolResult(Unspeakable())])  # type: ignore[arg-type]
+def test_a_result_that_can_not_be_shown_is_an_answer(result: Any) -> None:
+    said = answer(Raw(result), {})
+    assert not said.success and said.output == "raw failed: RuntimeError: no words"
+
+
 def test_a_call_is_answered() -> None:
     result = answer(repeat, '{"text": "ab", "times": 3}')
     assert result.success and result.output == "ababab"
