@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import random
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +26,7 @@ from ajet.environment.environment import (
     checked_step,
 )
 from ajet.environment.gymnasium_environment import MAX_REPLY, SpaceError, marked_action, task_seed
+from ajet.environment.service_environment import GONE_S, PAUSE_S
 from ajet.schema.errors import (
     EnvironmentFault,
     EnvironmentUnavailableError,
@@ -120,6 +123,26 @@ CONNECT_S = 10.0
 SCHEMA_S = 10.0
 
 
+async def action_schema(url: str) -> Mapping[str, Any]:
+    """The JSON schema of a server's actions. A server that can't be reached may be restarting: it is tried again."""
+    until = time.monotonic() + GONE_S
+    while True:
+        try:
+            answer = HttpClient(url).request("GET", "/schema", timeout_s=SCHEMA_S)
+            schema = json.loads(answer.body)["action"]
+            break
+        except HttpFailure as error:
+            if time.monotonic() >= until:
+                raise EnvironmentUnavailableError(f"OpenEnv server {url}: {error}") from None
+        except (ValueError, KeyError, TypeError):
+            why = f"{url}/schema does not describe actions: is it an OpenEnv server?"
+            raise EnvironmentUnavailableError(why) from None
+        await asyncio.sleep(random.uniform(*PAUSE_S))
+    if not isinstance(schema, dict):
+        raise EnvironmentUnavailableError(f"{url}/schema describes actions by {type(schema).__name__}, not an object")
+    return schema
+
+
 class OpenEnvSource(EnvironmentSource):
     """Environments of one OpenEnv server."""
 
@@ -152,7 +175,7 @@ class OpenEnvEnvironment(Environment):
         self._schema: Mapping[str, Any] = {}
 
     async def reset(self, task: Task) -> str:
-        self._schema = self._action_schema()
+        self._schema = await action_schema(self._url)
         more = {"seed": task_seed(task), "episode_id": self._episode_id, **self._options}
         result = await self._asked("reset", self._client.reset(**more))
         query = f"{task.main_query}\n\n" if task.main_query else ""
@@ -174,21 +197,6 @@ class OpenEnvEnvironment(Environment):
     async def close(self) -> None:
         async with asyncio.timeout(CONNECT_S):
             await self._client.close()
-
-    def _action_schema(self) -> Mapping[str, Any]:
-        try:
-            answer = HttpClient(self._url).request("GET", "/schema", timeout_s=SCHEMA_S)
-            schema = json.loads(answer.body)["action"]
-        except HttpFailure as error:
-            raise EnvironmentUnavailableError(f"OpenEnv server {self._url}: {error}") from None
-        except (ValueError, KeyError, TypeError):
-            why = f"{self._url}/schema does not describe actions: is it an OpenEnv server?"
-            raise EnvironmentUnavailableError(why) from None
-        if not isinstance(schema, dict):
-            raise EnvironmentUnavailableError(
-                f"{self._url}/schema describes actions by {type(schema).__name__}, not an object"
-            )
-        return schema
 
     async def _asked(self, what: str, answer: Any) -> Any:
         """The server's answer, with failures in our terms."""

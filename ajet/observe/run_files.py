@@ -170,6 +170,13 @@ def is_complete(folder: Path) -> bool:
     return bool(events) and events[-1].get("status") == "completed"
 
 
+def was_cut_off(folder: Path) -> bool:
+    """Whether the run that goes on in this folder was killed or interrupted before."""
+    events = read_events(folder / "events.jsonl")
+    bounds = [event for event in events if event["event"] in ("started", "resumed", "ended")]
+    return len(bounds) > 1 and bounds[-2].get("status", "interrupted") == "interrupted"  # the last: the present start
+
+
 def unreadable_lines(path: Path) -> list[int]:
     """The numbers, from 1, of the lines that aren't a JSON object, except a last line that is still being written."""
     if not path.exists():

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import socket
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 
+from ajet.environment import openenv_environment
 from ajet.environment.environment import EnvironmentSettings, find_source
 from ajet.environment.leased import LeasedEnvironment
+from ajet.environment.openenv_environment import action_schema
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError, MissingDependencyError, UserError
 from ajet.schema.task import Task
 from support.waiting import wait_until
@@ -90,6 +94,31 @@ def test_an_episode(url: str) -> None:
     assert "reset e-1" in SESSIONS
 
 
+class Schema(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b'{"action": {"type": "object"}}'
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_a_server_that_is_being_restarted_is_waited_for() -> None:
+    server = HTTPServer(("127.0.0.1", 0), Schema, bind_and_activate=False)
+    server.server_bind()  # connections are refused until it listens
+
+    def begin() -> None:
+        server.server_activate()
+        server.handle_request()
+
+    begun = threading.Timer(0.2, begin)
+    begun.start()
+    schema = asyncio.run(action_schema(f"http://127.0.0.1:{server.server_address[1]}"))
+    begun.join(10)
+    server.server_close()
+    assert schema == {"type": "object"}
+
+
 @needs_openenv
 def test_a_step_that_raises_is_a_fault(url: str) -> None:
     env = lease(url).open()
@@ -100,7 +129,8 @@ def test_a_step_that_raises_is_a_fault(url: str) -> None:
 
 
 @needs_openenv
-def test_a_server_that_is_not_there_or_speaks_something_else() -> None:
+def test_a_server_that_is_not_there_or_speaks_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openenv_environment, "GONE_S", 0.0)
     with pytest.raises(EnvironmentUnavailableError, match=r"OpenEnv server http://127\.0\.0\.1:9"):
         lease("http://127.0.0.1:9").open()
 

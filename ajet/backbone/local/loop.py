@@ -36,7 +36,7 @@ from ajet.observe.metrics import read_metrics
 from ajet.observe.progress import Progress
 from ajet.observe.progress_state import RunningTotal
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.observe.run_files import read_events
+from ajet.observe.run_files import read_events, was_cut_off
 from ajet.schema.episode import Episode, EpisodeGroup, FloatArray
 from ajet.schema.errors import EXIT_FAILED, FRESH, ConfigError
 from ajet.schema.task import Task
@@ -138,10 +138,12 @@ class LocalRun:
             self.recorder.close()
             if hasattr(self, "learner"):
                 self.learner.close()
-        if self.step > resumed and not trained:
+        if not trained and (self.step > resumed or not self.learner.trainer.updates):
             log.error("%s", why_nothing_trained(self.config, self.experiment.path, resumed, self.failures.tally))
             return EXIT_NOTHING_TRAINED
-        self._tell_failures()
+        if (tally := self.progress.state.tally).failures:
+            told = "".join(f"\n    {line}" for line in tally.lines())
+            log.warning("%d of %d episodes failed:%s", tally.failures, tally.episodes, told)
         if self.unsaved:
             newest = f"the newest checkpoint is of step {self.saved}" if self.saved else "there is no checkpoint"
             log.error(
@@ -162,12 +164,6 @@ class LocalRun:
         )
         return build_engine(config, placement)
 
-    def _tell_failures(self) -> None:
-        tally = self.progress.state.tally
-        if tally.failures:
-            told = "".join(f"\n    {line}" for line in tally.lines())
-            log.warning("%d of %d episodes failed:%s", tally.failures, tally.episodes, told)
-
     def _set_up(self) -> None:
         seed_everything(self.common.seed, deterministic=self.config.ajet.rollout.deterministic)
         if self.from_file:
@@ -177,7 +173,8 @@ class LocalRun:
         self.total = training_steps(self.config, len(self.stream.tasks))
         checkpoint = self._checkpoint_to_resume()
         done = 0 if checkpoint is None else checkpoint.step
-        self._refuse_if_complete(done)
+        if checkpoint is not None and not self.common.val_only:
+            self._refuse_if_complete(checkpoint)
         self.progress.start(self.experiment.name, "local", self.total, done, self.viewer)
         self.progress.phase("load", detail=f"{self.config.ajet.model.path}, engine {self.config.ajet.rollout.engine}")
         self.learner = Learner(self.config, self.runtime, self.total, self.placement.trainer)
@@ -420,20 +417,21 @@ class LocalRun:
             return None
         return self.checkpoints.newest() if self.common.resume == "auto" else load(Path(self.common.resume))
 
-    def _refuse_if_complete(self, done: int) -> None:
-        if done and done >= self.total and not (self.common.val_only or self._lacks_validation(done)):
-            raise ConfigError(
-                f"{self.experiment.path} is complete: its newest checkpoint is step {done} of "
-                f"{self.total}. To continue, raise ajet.trainer_common.total_training_steps; to start over: {FRESH}"
-            )
+    def _refuse_if_complete(self, checkpoint: Checkpoint) -> None:
+        """Raise ConfigError if no step is left. A run that was cut off at its last step may still lack its end."""
+        done, stop = checkpoint.step, self.early_stop
+        stop.load_state_dict(checkpoint.state.get("early_stop", stop.state_dict()))
+        if done < self.total and stop.reason is None:
+            return
+        if was_cut_off(self.experiment.path) or self._lacks_validation(done):
+            self.total = done
+            return
+        key = "ajet.trainer_common.total_training_steps"
+        early = f"stopped early, after step {done}: {stop.reason}. To continue, change that key"
+        whole = f"is complete: its newest checkpoint is step {done} of {self.total}. To continue, raise {key}"
+        raise ConfigError(f"{self.experiment.path} {early if stop.reason else whole}; to start over: {FRESH}")
 
     def _resume(self, checkpoint: Checkpoint) -> None:
-        self.early_stop.load_state_dict(checkpoint.state.get("early_stop", self.early_stop.state_dict()))
-        if (reason := self.early_stop.reason) is not None and not self.common.val_only:
-            raise ConfigError(
-                f"{self.experiment.path} stopped early, after step {checkpoint.step}: {reason}. To continue, change "
-                f"that key; to start over: {FRESH}"
-            )
         self.learner.restore(checkpoint)
         self.replay.read(checkpoint.path)
         self.stream.load_state_dict(checkpoint.state["reader"])

@@ -29,6 +29,7 @@ from ajet.engine.model_source import ModelSource
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import JsonlSink, read_metrics
+from ajet.observe.run_files import is_complete
 from ajet.schema.chat import Completion
 from ajet.schema.errors import ConfigError, JudgeFailedError, UserError
 from support import SUPPORT
@@ -219,6 +220,22 @@ def test_a_run_interrupted_in_a_validation_keeps_the_metrics_of_its_step(
     steps = read_metrics(experiment / "metrics.jsonl")
     assert [step["step"] for step in steps] == [1, 2, 3] and all("train/reward/mean" in step for step in steps)
     assert ["val/return/mean" in step for step in steps] == [False, True, True], "the resumed run makes up for it"
+
+
+def test_a_run_interrupted_in_its_last_validation_is_finished_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(of: LocalRun) -> dict[str, float]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(LocalRun, "_validate", interrupted)
+        train(tmp_path)
+    code, experiment = train(tmp_path)
+    assert code == 0 and is_complete(experiment)
+    assert [("val/return/mean" in step) for step in read_metrics(experiment / "metrics.jsonl")] == [False, True]
+    with pytest.raises(UserError, match="is complete"):
+        train(tmp_path)
 
 
 @pytest.mark.slow
