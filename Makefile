@@ -61,11 +61,11 @@ demo: env  ## train an agent on a tiny model, on this machine's CPU, from start 
 	$(BIN)/ajet --conf configs/quickstart.yaml --fresh
 
 test: env  ## run the tests that take less than two seconds each, in parallel
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --durations 10
 
 # they wait for processes and deadlines much of the time: three of them keep two cores busy
 test-slow: env  ## run the other tests: whole runs, kills, deadlines, a browser
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow --durations 20
 
 coverage: env  ## run all tests and say which branches of ajet/ they take
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
