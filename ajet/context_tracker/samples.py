@@ -220,7 +220,8 @@ def _without_repeats(built: Sequence[CallRecord], records: Sequence[CallRecord])
     """Leave out replies to a retry that says the same again: the workflow built upon one of them, so one counts. It is
     the one that a later call extends, or else the last."""
     extended = {record.call.extends for record in records}
-    last = {id(record.reply_turn): record for record in sorted(built, key=lambda one: (one.index in extended, one.begun))}
+    in_order = sorted(built, key=lambda record: (record.index in extended, record.begun))
+    last = {id(record.reply_turn): record for record in in_order}
 
     def repeats(record: CallRecord) -> bool:
         other = last[id(record.reply_turn)]
