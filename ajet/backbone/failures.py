@@ -104,7 +104,8 @@ def warn_of(step: int, metrics: Mapping[str, float]) -> None:
         if silent := metrics.get(f"{prefix}episode/without_calls"):
             log.warning(
                 "%d of %d episodes of %s made no model call that was recorded, so nothing of them can be trained. If "
-                "their agent asked a model, it did so without the tuner's client, or a cache of its library answered",
+                "their agent asked a model, it did so without the tuner's client, with another episode's, or a cache "
+                "of its library answered",
                 *(silent, metrics[f"{prefix}episode/count"], when),
             )
     if metrics.get("val/failed_share") == 1:

@@ -207,11 +207,28 @@ def _losers(draw: Sequence[CallRecord], records: Sequence[CallRecord], output: s
     built = [record for record in draw if _built_upon(record)]
     if not built and output:
         built = [record for record in draw if _returned(record, output)]
+    if len(built) > 1:
+        built = _without_repeats(built, records)
     open_ = [record for record in draw if record.call.reward is None and record not in built]
     if built:
         return open_
     retried = [record for record in open_ if any(other.begun > record.ended for other in draw)]
     return [record for record in retried if not _quoted(record, records)]
+
+
+def _without_repeats(built: Sequence[CallRecord], records: Sequence[CallRecord]) -> list[CallRecord]:
+    """Leave out replies to a retry that says the same again: the workflow built upon one of them, so one counts. It is
+    the one that a later call extends, or else the last."""
+    extended = {record.call.extends for record in records}
+    in_order = sorted(built, key=lambda record: (record.index in extended, record.begun))
+    last = {id(record.reply_turn): record for record in in_order}
+
+    def repeats(record: CallRecord) -> bool:
+        other = last[id(record.reply_turn)]
+        apart = other.begun > record.ended or record.begun > other.ended
+        return record.reply_turn is not None and record.index not in extended and apart
+
+    return [record for record in built if not repeats(record)]
 
 
 def _built_upon(record: CallRecord) -> bool:

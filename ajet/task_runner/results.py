@@ -335,6 +335,7 @@ def _model_error_code(error: BaseException) -> str:
 
 CLIENT = "to ask the tuned model, write client = tuner.as_raw_openai_sdk_client()"
 LOOP_RUNS = ("asyncio.run() cannot be called from a running event loop", "This event loop is already running")
+OTHER_LOOP = ("is bound to a different event loop", "attached to a different loop")
 NO_KEY = ("Missing credentials", "api_key client option must be set", "Could not resolve authentication method")
 JSON_VALUES = (type(None), int, float, list, dict)
 """What a cut reply may be parsed to, or a search in it may find, where a whole reply gives something else."""
@@ -369,6 +370,11 @@ def fix_for(error: BaseException) -> str:
         return ""
     if isinstance(error, RuntimeError) and any(text in said for text in LOOP_RUNS):
         return "write `await …` instead, or make it `def execute` without async"
+    if isinstance(error, RuntimeError) and any(text in said for text in OTHER_LOOP):
+        return (
+            "episodes have an event loop each, and share a client or a library's cache of clients: make the client in "
+            "`execute`, by the tuner if it has one, or set task_runner.wrapper_type: multi-processing"
+        )
     refused = type(error).__name__ == "AuthenticationError" and address_of(error).startswith("https:")  # a provider
     return CLIENT if refused or any(text in said for text in NO_KEY) else ""
 

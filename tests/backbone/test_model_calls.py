@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ajet.backbone import LaunchOptions
-from ajet.backbone.failures import ModelCallWatch
+from ajet.backbone.failures import ModelCallWatch, warn_of
 from ajet.backbone.local import run
 from ajet.backbone.ray.collector import EpisodeCollector, GroupRunner
 from ajet.backbone.ray.launcher import tell_unwritten
@@ -132,6 +132,11 @@ def test_how_many_asked_another_model_is_said_if_some_did_not(
     assert [step["episode/without_calls"] for step in steps] == [2, 2] and len(provider) == 4
     said = [line for line in caplog.messages if "made no model call that was recorded" in line]
     assert len(said) == 2 and "2 of 4 episodes of step 1" in said[0]
+
+
+def test_a_client_of_another_episode_is_named_as_a_cause(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of(1, {"episode/without_calls": 6, "episode/count": 12})
+    assert "6 of 12 episodes of step 1" in caplog.text and "with another episode's" in caplog.text
 
 
 @pytest.mark.slow

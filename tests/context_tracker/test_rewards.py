@@ -202,6 +202,24 @@ def test_losers_stay_abandoned_if_the_winner_is_only_known_later() -> None:
     assert drops(drive) == ["abandoned", None, "abandoned", None]
 
 
+@pytest.mark.parametrize("extended", [True, False])
+def test_a_retry_that_says_the_same_again_counts_once(extended: bool) -> None:
+    drive = Drive()
+    messages = [system(), user("Go.")]
+    for _ in range(3):
+        drive.ask([*messages], said("Good."))
+    follow = drive.ask([*messages, said("Good."), user("More.")], said("Done."), kwargs={} if extended else {"a": 1})
+    kept = int(follow.extends.removeprefix("call-")) if follow.extends else 2
+    assert drops(drive) == [None if index == kept else "abandoned" for index in range(3)] + [None]
+
+
+def test_equal_replies_drawn_side_by_side_all_count() -> None:
+    drive = Drive()
+    for call in [drive.begin([user("Vote.")]) for _ in range(3)]:
+        drive.commit(call, said("red"))
+    assert drops(drive, output="The answer is red.") == [None] * 3
+
+
 def run_of_agent(drive: Drive, first: str, seen: str, last: str, *, rewritten: bool, agent: str = "agent") -> None:
     """A conversation of two calls that begins with the same prompt as any other."""
     messages = [system(), user("Go.")]

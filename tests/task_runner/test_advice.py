@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,18 @@ def asked_within_a_loop() -> None:
     asyncio.run(execute())
 
 
+def shared_by_loops() -> None:
+    event = asyncio.Event()
+
+    async def wait() -> None:
+        async with asyncio.timeout(0):
+            await event.wait()
+
+    for _ in range(2):
+        with contextlib.suppress(TimeoutError):
+            asyncio.run(wait())
+
+
 def no_key() -> None:
     openai.AsyncOpenAI(api_key=None)
 
@@ -79,6 +92,7 @@ def test_pydantics_first_problem_is_told_with_its_field_and_reason() -> None:
         (unawaited, "WorkflowOutput.reward.float: .*: write `await` before the call$"),
         (misspelt, "WorkflowOutput.log_metric: .*: the fields are reward, is_success, metadata, log_metrics$"),
         (asked_within_a_loop, "event loop: write `await …` instead, or make it `def execute`"),
+        (shared_by_loops, "different event loop: episodes have an event loop each, .* make the client in `execute`"),
         (no_key, r"tuner\.as_raw_openai_sdk_client\(\)"),
         (
             another_agentscope,
