@@ -157,7 +157,7 @@ def test_the_form_of_an_answer_can_be_given(toy: Path, capsys: pytest.CaptureFix
     [
         (["--tasks", "0"], "write a whole number, at least 1"),
         (["--repeats", "1"], "write a whole number, at least 2"),
-        (["--max-minutes", "never"], "'never': write a number of minutes from 0.001"),
+        (["--max-minutes", "never"], "'never': write a number of minutes, at least 0.001"),
         (["--gpu-hour", "2"], "add --time"),
         (["--answer-field", "gold"], "no task has this field; the first has 'answer'"),
         (["--answer-form", "42"], "write {answer} where the answer stands"),
