@@ -79,15 +79,16 @@ def real(least: float, most: float, unit: str = "") -> Callable[[str], float]:
     return read
 
 
-GUARD = 1e6
-"""An upper bound as high as this only keeps nonsense out, and is named only to those who go beyond it."""
+GUARD, TINY = 1e6, 1e-3
+"""An upper bound as high as this only keeps nonsense out, and is named only to those who go beyond it; a lower one
+below this keeps 0 out."""
 
 
 def _range(text: str, least: float, most: float) -> str:
     with suppress(ValueError):
         if most < GUARD or float(text) > most:
             return f" from {least:,g} to {most:,.0f}"
-    return f", at least {least:,g}"
+    return " above 0" if 0 < least < TINY else f", at least {least:,g}"
 
 
 def open_more_files() -> int:

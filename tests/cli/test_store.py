@@ -77,7 +77,7 @@ def test_serve_use_and_serve_again(tmp_path: Path) -> None:
         (["store", "--path", "x.sqlite", "--keep", "0s"], "--keep 0s: more than nothing"),
         (
             ["store", "--path", "x.sqlite", "--keep-gb", "-1"],
-            "--keep-gb: '-1': write a number of gigabytes, at least 1e-06",
+            "--keep-gb: '-1': write a number of gigabytes above 0",
         ),
         (["store", "--path", "x.sqlite", "--keep-gb", "nan"], "--keep-gb: 'nan': write a number"),
         (["store", "--path", "x.sqlite", "--tls-cert", "none", "--tls-key", "none"], "no file none"),
