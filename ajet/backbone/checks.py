@@ -224,8 +224,7 @@ def _conversation_bytes(model: Any, length: int) -> int:
     from ajet.engine.torch import ServedShape
 
     with suppress(RuntimeError):
-        shape = ServedShape.of(model).kv
-        return int(shape.bytes_per_token(model.dtype)) * length + shape.kept_bytes
+        return int(ServedShape.of(model).kv.conversation_bytes(length, model.dtype))
     return 0
 
 

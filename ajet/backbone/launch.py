@@ -195,7 +195,7 @@ def launch(arguments: LaunchArguments, config: Config) -> int:
         _select_breakpoints(arguments.debug_tags, config)
     with last_error() as logged:
         code = _run_in_folder(arguments, config, run_backbone, logged)
-    return code or EXIT_FAILED * logged.lost
+    return logged.exit_code(code)
 
 
 def _select_breakpoints(tags: str | None, config: Config) -> None:
@@ -260,6 +260,10 @@ class LastError(logging.Handler):
         self.message = record.getMessage()
         self.lost |= hasattr(record, LOST)
 
+    def exit_code(self, code: int) -> int:
+        """A run that lost records has failed."""
+        return EXIT_FAILED if self.lost and not code else code
+
 
 @contextmanager
 def last_error() -> Iterator[LastError]:
@@ -310,7 +314,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
             if arguments.with_logview:
                 options = replace(options, viewer=stack.enter_context(_viewer(experiment)))
             check_start(config)
-            code = run_backbone(config, experiment, options) or EXIT_FAILED * logged.lost
+            code = logged.exit_code(run_backbone(config, experiment, options))
         except KeyboardInterrupt:
             status[0] = "interrupted"
             print(f"\ninterrupted. {_what_is_saved(experiment.path)}", file=sys.stderr)

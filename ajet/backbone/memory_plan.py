@@ -276,7 +276,7 @@ def longest_pack(config: Config, device: Device) -> int:
 def conversation_bytes(model: Any, length: int) -> int:
     """Keys, values and states of one conversation of so many tokens in the embedded engine."""
     shape = _served_shape(model)
-    return 0 if shape is None else int(shape.bytes_per_token(_dtype(model)) * length + shape.kept_bytes)
+    return 0 if shape is None else int(shape.conversation_bytes(length, _dtype(model)))
 
 
 def _dtype(model: Any) -> Any:

@@ -82,7 +82,7 @@ class CheckpointFolder:
             write(draft)
             (draft / "state.json").write_text(json.dumps({"step": step, **state}, indent=1))
             seal(draft)
-            if final.exists():  # the same step from before a resume: there until the new one is
+            if final.exists():  # the same step from before a resume, moved aside: removing it takes longer
                 final.rename(draft.with_suffix(".old"))
             draft.rename(final)
             _sync(self.root)

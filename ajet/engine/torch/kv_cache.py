@@ -59,6 +59,10 @@ class KVShape(NamedTuple):
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         return self.layers * self.heads * (self.key_size + self.value_size) * dtype.itemsize
 
+    def conversation_bytes(self, tokens: int, dtype: torch.dtype) -> int:
+        """Of keys, values and states of one conversation."""
+        return self.bytes_per_token(dtype) * tokens + self.kept_bytes
+
     def state_tokens(self, dtype: torch.dtype) -> int:
         """How many tokens' keys and values take as much memory as a sequence's states."""
         return -(-self.kept_bytes // self.bytes_per_token(dtype))

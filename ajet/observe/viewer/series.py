@@ -57,7 +57,7 @@ class MetricsReader:
         self._steps: list[int] = []
         self._rows: dict[int, int] = {}
         self._series: dict[str, list[float | None]] = {}
-        self._undrawn: dict[str, list[int]] = {}
+        self._undrawn: dict[str, set[int]] = {}
         """Of each metric, the steps at which it was NaN, infinite, or no number at all."""
 
     def columns(self, names: Collection[str] | None = None) -> dict[str, Any]:
@@ -103,7 +103,8 @@ class MetricsReader:
     def _gaps(self, names: Iterable[str]) -> str:
         found = [(name, steps) for name in names if (steps := self._undrawn.get(name))]
         return "; ".join(
-            f"{name}: no finite number at {len(steps)} steps, last at {steps[-1]}" for name, steps in found
+            f"{name}: no finite number at {len(steps)} of {len(self._steps)} steps, last at {max(steps)}"
+            for name, steps in found
         )
 
     def _whole(self, name: str) -> list[float | None]:
@@ -159,7 +160,9 @@ class MetricsReader:
             drawn = isinstance(value, int | float) and abs(value) < _LARGEST
             values[row] = value if drawn else None
             if not drawn:
-                self._undrawn.setdefault(name, []).append(step)
+                self._undrawn.setdefault(name, set()).add(step)
+            elif name in self._undrawn:
+                self._undrawn[name].discard(step)  # a later line of the step counts
 
     def _sort(self) -> None:
         """Put the rows in the order of their steps."""

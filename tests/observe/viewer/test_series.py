@@ -96,8 +96,10 @@ def test_steps_without_a_finite_number_are_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, {"step": 1, "loss": 0.5}, {"step": 2, "loss": "nan"}, {"step": 3, "loss": "inf"}, {"step": 4})
     reader = MetricsReader(path)
-    assert reader.chart(Shown(("loss",)))["problem"] == "loss: no finite number at 2 steps, last at 3"
+    assert reader.chart(Shown(("loss",)))["problem"] == "loss: no finite number at 2 of 4 steps, last at 3"
     assert reader.chart(Shown(("other",)))["problem"] == "" and reader.columns()["problem"] == "", "no damage"
+    write(path, {"step": 3, "loss": 0.5}, {"step": 2, "loss": 0.25})
+    assert reader.chart(Shown(("loss",)))["problem"] == "", "a later line of a step counts"
 
 
 def test_columns_are_in_the_order_of_steps(tmp_path: Path) -> None:
