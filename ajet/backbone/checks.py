@@ -213,7 +213,7 @@ def model_answers(config: Config, engine: str) -> ModelAnswers:
         if (least := _conversation_bytes(model, longest) / 1e9) > gigabytes:
             problem = (
                 f"ajet.rollout.kv_cache_gb: {gigabytes:g} has no room for one conversation of rollout.max_model_len "
-                f"({longest:,} tokens), which takes {least:.2g}: raise it, or lower rollout.max_model_len"
+                f"({longest:,} tokens), which takes {least:.2g} GB: raise it, or lower rollout.max_model_len"
             )
             return answers._replace(problems=(problem,))
     return answers
