@@ -139,7 +139,9 @@ class LocalRun:
             if hasattr(self, "learner"):
                 self.learner.close()
         if not trained and (self.step > resumed or not self.learner.trainer.updates):
-            log.error("%s", why_nothing_trained(self.config, self.experiment.path, resumed, self.failures.tally))
+            # a run that lacked only its end has all of its steps behind it
+            steps = (resumed, self.failures.tally) if self.step > resumed else (0, None)
+            log.error("%s", why_nothing_trained(self.config, self.experiment.path, *steps))
             return EXIT_NOTHING_TRAINED
         if (tally := self.progress.state.tally).failures:
             told = "".join(f"\n    {line}" for line in tally.lines())
@@ -215,8 +217,7 @@ class LocalRun:
             self._note(self._validate())
         if self._lacks_validation(self.step):
             self.experiment.metrics.log(self.step, self._validate())
-            self.saved = 0  # its checkpoint lacks what the validation measured
-            self._save()
+            self._save(again=True)  # its checkpoint lacks what the validation measured
             if self._stops_early():
                 return
         with interrupted_when_whole(self._is_whole) as end_if_interrupted:
@@ -393,8 +394,8 @@ class LocalRun:
 
     # ------------------------------------------------------------------------------------------------ checkpoints
 
-    def _save(self) -> None:
-        if self.step in (0, self.saved):
+    def _save(self, *, again: bool = False) -> None:
+        if self.step == 0 or (self.step == self.saved and not again):
             return
         self.progress.phase("checkpoint")
         self.recorder.flush()
@@ -402,7 +403,7 @@ class LocalRun:
         if self.score is not None and self.score[0] == self.step:
             state["score"] = self.score[1]
         saved = self.checkpoints.save(self.step, state, self._write_checkpoint)
-        self.unsaved = saved is None
+        self.unsaved = saved is None and self.step != self.saved
         if saved is not None:
             self.saved = self.step
             self.checkpoints.point(self.experiment.hf, saved)

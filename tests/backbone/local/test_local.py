@@ -32,6 +32,7 @@ from ajet.observe.metrics import JsonlSink, read_metrics
 from ajet.observe.run_files import is_complete
 from ajet.schema.chat import Completion
 from ajet.schema.errors import ConfigError, JudgeFailedError, UserError
+from ajet.trainer.checkpoint import CheckpointFolder
 from support import SUPPORT
 from support.waiting import wait_until
 
@@ -236,6 +237,30 @@ def test_a_run_interrupted_in_its_last_validation_is_finished_by_the_same_comman
     assert [("val/return/mean" in step) for step in read_metrics(experiment / "metrics.jsonl")] == [False, True]
     with pytest.raises(UserError, match="is complete"):
         train(tmp_path)
+
+
+@pytest.mark.slow
+def test_weights_that_were_saved_are_not_lost_where_their_score_finds_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(LocalRun, "_validate", lambda of: signal.raise_signal(signal.SIGINT))
+        train(tmp_path)
+    monkeypatch.setattr(CheckpointFolder, "save", lambda *_: None)
+    code, _ = train(tmp_path)
+    assert code == 0 and "are lost" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_run_that_trained_nothing_says_why_also_where_it_lacked_only_its_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, experiment = train(tmp_path, "Indifferent")
+    events = experiment / "events.jsonl"
+    events.write_text("".join(events.read_text().splitlines(keepends=True)[:-1]))  # as if it had been killed
+    caplog.clear()
+    code, _ = train(tmp_path, "Indifferent")
+    assert code == 1 and "every episode earned 0.5" in caplog.text
 
 
 @pytest.mark.slow
