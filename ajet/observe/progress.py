@@ -18,7 +18,6 @@ from typing import IO, Any
 
 from ajet.observe.metrics import as_json
 from ajet.observe.progress_state import (
-    STEP,
     TOTAL_STEPS,
     Display,
     ProgressState,
@@ -130,8 +129,7 @@ class Progress:
         with self._lock:
             state = self.state
             state.step, state.metrics = step, metrics
-            began, state.step_began = state.step_began, time.monotonic()
-            state.spent.add({STEP: state.step_began - began, TOTAL_STEPS: state.total_steps, **metrics})
+            state.spent.add({TOTAL_STEPS: state.total_steps, **metrics})
             if "return/mean" in metrics:
                 state.return_by_step.append(metrics["return/mean"])
             if "train/loss" in metrics:

@@ -182,17 +182,13 @@ class RunningTotal:
         series = columns["series"]
         return cls.of({name: series[name][at] for name in series} for at in range(len(columns["steps"])))
 
-    def left_after(self, step: float) -> float | None:
-        """Seconds to the end, at the pace of the steps after the first. None: too early to tell, or no end is known."""
-        if not self.total_steps or self.steps < 2:
-            return None
-        return max(0.0, self.total_steps - step) * (self.seconds - self.warm_up) / (self.steps - 1)
-
     @property
     def expected_seconds(self) -> float | None:
-        """In all; None as for what is left."""
-        left = self.left_after(self.steps)
-        return None if left is None else self.seconds + left
+        """In all, at the pace of the steps after the first. None: too early to tell, or no end is known."""
+        if not self.total_steps or self.steps < 2:
+            return None
+        pace = (self.seconds - self.warm_up) / (self.steps - 1)
+        return self.seconds + max(0.0, self.total_steps - self.steps) * pace
 
     def figures(self) -> dict[str, float]:
         """By name; what was not used is left out."""
@@ -223,8 +219,6 @@ class ProgressState:
     phase_total: int | None = None
     phase_began: float = field(default_factory=time.monotonic)
     began: float = field(default_factory=time.monotonic)
-    step_began: float = field(default_factory=time.monotonic)
-    """When the last step ended, for those that don't say how long they took: a search's rounds."""
     episodes: int = 0
     tally: FailureTally = field(default_factory=FailureTally)
     recent_rewards: deque[float] = field(default_factory=lambda: deque(maxlen=64))
@@ -245,7 +239,8 @@ class ProgressState:
     @property
     def eta_seconds(self) -> float | None:
         """Seconds to the end of the last step. None: too early to tell."""
-        return self.spent.left_after(self.step)
+        expected = self.spent.expected_seconds
+        return None if expected is None else expected - self.spent.seconds
 
 
 class Display:

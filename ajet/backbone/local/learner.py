@@ -310,7 +310,8 @@ def unknown_targets(model: Any, lora: LoraConfig) -> str:
     """The first of `lora.target_modules` that names no module, as an error; empty if there is none. PEFT leaves such a
     name out if another one is found. Of a mixture it also knows the names that experts had before they were stacked."""
     targets = lora.target_modules
-    if isinstance(targets, list) and any(target.rpartition(".")[2] == MAMBA_STEP for target in targets):
+    passed = READ_PAST.get(model.config.model_type, set())
+    if isinstance(targets, list) and MAMBA_STEP in passed & {target.rpartition(".")[2] for target in targets}:
         return (
             f"{TARGETS}: the model multiplies by the weight of {MAMBA_STEP} itself: an adapter there would do nothing"
         )
@@ -329,11 +330,17 @@ def unknown_targets(model: Any, lora: LoraConfig) -> str:
     return ""
 
 
-READ_BY_KERNELS = {"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"}
-"""Kinds of models whose Mamba kernels read a weight past its layer, so PEFT takes no adapter there."""
-MAMBA_OUTPUT = "out_proj"
-MAMBA_STEP = "dt_proj"
-"""The layer whose weight Mamba 1, Falcon-Mamba and Jamba multiply by themselves: an adapter there would do nothing."""
+MAMBA_OUTPUT, MAMBA_STEP = "out_proj", "dt_proj"
+READ_PAST = {
+    "falcon_h1": {MAMBA_OUTPUT},
+    "falcon_mamba": {MAMBA_OUTPUT, MAMBA_STEP},
+    "jamba": {MAMBA_STEP},
+    "mamba": {MAMBA_OUTPUT, MAMBA_STEP},
+    "mamba2": {MAMBA_OUTPUT},
+    "nemotron_h": {MAMBA_OUTPUT},
+}
+"""By kind of model, layers of Mamba whose weight is read past them: the output's by kernels, so PEFT takes no adapter
+there, and the other's by the model, which multiplies by it, so an adapter there would do nothing."""
 
 
 def linear_modules(model: Any) -> list[str]:
@@ -344,7 +351,7 @@ def linear_modules(model: Any) -> list[str]:
     with the same name ending qualify, the ending is returned instead of them.
     """
     output = model.get_output_embeddings()
-    passed = {MAMBA_STEP} | ({MAMBA_OUTPUT} if model.config.model_type in READ_BY_KERNELS else set())
+    passed = READ_PAST.get(model.config.model_type, set())
     qualified: dict[str, bool] = {}
     for name, module in model.named_modules():
         kind = type(module).__name__

@@ -11,6 +11,7 @@ from ajet.backbone.local.learner import linear_modules, with_adapters
 from ajet.config import make_config
 from ajet.schema.errors import ConfigError
 from support.hybrids import hybrid_model
+from support.small_models import small_model
 from support.windowed_models import WINDOWED, windowed_model
 
 pytest.importorskip("peft")
@@ -43,6 +44,15 @@ def test_no_adapter_does_nothing(family: str) -> None:
         ConfigError, match=r"lora\.target_modules: .* dt_proj itself: an adapter there would do nothing"
     ):
         with_adapters(hybrid_model(family), config(target_modules=["x_proj", "dt_proj"]).ajet.model.lora)
+
+
+def test_a_layer_of_that_name_takes_one_elsewhere() -> None:
+    """Doge computes its mask with one."""
+    model = small_model("doge", pad_token_id=0)
+    assert "dt_proj" in linear_modules(model)
+    with_adapters(model, config(target_modules=["dt_proj"]).ajet.model.lora)
+    with pytest.raises(ConfigError, match="the model has no module 'dt_proj'"):
+        with_adapters(windowed_model("qwen2"), config(target_modules=["dt_proj"]).ajet.model.lora)
 
 
 def test_the_names_of_a_model_whose_layers_all_qualify_are_short() -> None:
