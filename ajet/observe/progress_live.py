@@ -90,7 +90,7 @@ COLUMNS = (
     Column("tok/s", "perf/tokens_per_second", 11, count),
     Column("rollout s", "time/rollout", 12, seconds),
     Column("train s", "time/train", 12, seconds),
-    Column("step s", "time/step", 5, seconds),
+    Column("time s", "time/step", 5, seconds),
 )
 """From left to right."""
 

@@ -110,7 +110,7 @@ HEADLINES = (
     ("kl", "train/kl"),
     ("entropy", "train/entropy"),
     ("tok/s", "perf/tokens_per_second"),
-    ("step s", "time/step"),
+    ("time s", "time/step"),
 )
 """The metrics in a step's line, and their short names; all others are in `metrics.jsonl`. A share of failed episodes is
 shown if there is one."""

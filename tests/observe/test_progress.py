@@ -7,7 +7,6 @@ import json
 import logging
 import re
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -77,20 +76,6 @@ def test_the_time_left_follows_from_the_steps_after_the_first() -> None:
     assert progress.state.eta_seconds is None
     progress.step(2, {"time/step": 30.0, "time/validate": 2.0})
     assert progress.state.eta_seconds == 2 * 32.0
-    resumed = Progress.create(ProgressMode.QUIET)
-    resumed.start("math", "verl", total_steps=14, step=10)
-    for step in (11, 12):
-        resumed.step(step, {"time/step": 30.0})
-    assert resumed.state.eta_seconds == 2 * 30.0
-
-
-def test_rounds_that_do_not_say_how_long_they_took_are_timed() -> None:
-    progress = Progress.create(ProgressMode.QUIET)
-    progress.start("rooms", "prompt", total_steps=3, unit="round")
-    for step in (1, 2):
-        time.sleep(0.02)
-        progress.step(step, {"return/mean": 0.5})
-    assert (progress.state.eta_seconds or 0.0) >= 0.02
 
 
 @pytest.mark.parametrize("mode", [ProgressMode.LIVE, ProgressMode.PLAIN, ProgressMode.JSON])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,9 @@ from ajet.backbone.prompt.settings import (
 )
 from ajet.observe.episode_codec import conversation, last_calls
 from ajet.observe.logs import ONLY_TO_FILE, Masker
+from ajet.observe.metrics import read_metrics
 from ajet.observe.progress import Progress
+from ajet.observe.progress_state import RunningTotal
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Spent
 from ajet.prompt_tuning.proposal import Candidate
@@ -253,6 +256,7 @@ class PromptRun:
             config, self.runtime, self.split.all, self.recorder, self.progress, experiment.masker
         )
         self.why = ALL_ROUNDS
+        self.round_began = time.monotonic()
 
     def run(self) -> int:
         """0: the search has ended; 1: not one proposal could be tried."""
@@ -296,6 +300,7 @@ class PromptRun:
             last = earlier.round if resumed else BEFORE_THE_FIRST
             self.experiment.rewind(last)
             self.recorder.rewind(last)
+        self.progress.state.spent = RunningTotal.of(read_metrics(self.experiment.path / "metrics.jsonl"))
         if not resumed:
             self._note_start()
         rounds = self.algorithm.rounds
@@ -393,6 +398,9 @@ class PromptRun:
         best, spent = search.validation_of(search.best), search.budget.spent
         if best is not None and best.mean is not None:
             metrics |= {"val/return/mean": best.mean, "val/success": best.success or 0.0}
+        began, self.round_began = self.round_began, time.monotonic()
+        if search.round:
+            metrics["time/step"] = self.round_began - began
         metrics |= {
             "prompt/candidates": float(len(search.candidates)),
             "prompt/refused": float(search.refused),

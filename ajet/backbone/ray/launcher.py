@@ -43,7 +43,9 @@ from ajet.backbone.ray.watcher import (
 )
 from ajet.backbone.report import exit_code, show_report
 from ajet.observe.logs import LOST
+from ajet.observe.metrics import read_metrics
 from ajet.observe.progress import Progress
+from ajet.observe.progress_state import RunningTotal
 from ajet.schema.errors import FRESH, ConfigError, FeatureUnavailableError, UserError
 from ajet.system.processes import RAY_RUN, end_all
 from ajet.task_runner.remote import ANY_HOST, runner_key
@@ -153,6 +155,7 @@ def _watch_driver(
         experiment.rewind(BEFORE_THE_FIRST if prepared.resumed_step is None else prepared.resumed_step)
     with ExitStack() as stack:
         progress = stack.enter_context(Progress.create(options.progress_mode()))
+        progress.state.spent = RunningTotal.of(read_metrics(experiment.path / "metrics.jsonl"))
         progress.start(experiment.name, adapter.name, prepared.total_steps, prepared.resumed_step or 0, options.viewer)
         progress.phase("train", detail=f"{adapter.name} on Ray; its log is {prepared.log}")
         child = stack.enter_context(

@@ -55,6 +55,7 @@ def test_finds_better_templates_and_keeps_what_led_to_them(tmp_path: Path, algor
     assert {"before", "after", "low", "high", "p", "within_noise"} <= best["confirmed"].keys()
     steps = read_metrics(folder / "metrics.jsonl")
     assert [step["step"] for step in steps] == [0, 1, 2]
+    assert ["time/step" in step for step in steps] == [False, True, True], "by which the time left is told"
     assert steps[-1]["val/return/mean"] == best["score"] > steps[0]["val/return/mean"]
     assert steps[-1]["prompt/episodes"] > steps[0]["prompt/episodes"] > 0
     store = EpisodeStore(folder / "episodes.sqlite")
