@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.backbone.plan import imitates_a_file
@@ -210,10 +211,11 @@ def model_answers(config: Config, engine: str) -> ModelAnswers:
             return answers._replace(problems=(unknown,))
     if model is not None and gigabytes is not None:
         longest = ajet.rollout.max_model_len
-        if (least := _conversation_bytes(model, longest) / 1e9) > gigabytes:
+        if (least := _conversation_bytes(model, longest)) > gigabytes * 1e9:
             problem = (
                 f"ajet.rollout.kv_cache_gb: {gigabytes:g} has no room for one conversation of rollout.max_model_len "
-                f"({longest:,} tokens), which takes {least:.2g} GB: raise it, or lower rollout.max_model_len"
+                f"({longest:,} tokens), which takes {ceil(least / 1e7) / 100:g} GB: raise it, or lower "
+                "rollout.max_model_len"
             )
             return answers._replace(problems=(problem,))
     return answers

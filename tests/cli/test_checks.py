@@ -102,7 +102,7 @@ def test_layers_for_adapters_that_the_model_lacks(project: Path, capsys: pytest.
 def test_a_cache_without_room_for_one_conversation(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, error = validated(capsys, "rollout.kv_cache_gb=0.00001")
     assert code == 2 and "ajet.rollout.kv_cache_gb: 1e-05 has no room for one conversation" in error
-    assert "(512 tokens), which takes 0.0" in error
+    assert "(512 tokens), which takes 0.01 GB: raise it" in error, "rounded up: so much is enough"
     assert validated(capsys, "rollout.kv_cache_gb=0.1")[0] == 0
 
 
