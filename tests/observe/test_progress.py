@@ -72,6 +72,7 @@ def test_json_lines() -> None:
 def test_the_time_left_follows_from_the_steps_after_the_first() -> None:
     progress = Progress.create(ProgressMode.QUIET)
     progress.start("math", "local", total_steps=4)
+    progress.step(0, {"val/return/mean": 0.5})  # Ray's of a validation before the first step, which is none itself
     progress.step(1, {"time/step": 90.0, "time/validate": 50.0})
     assert progress.state.eta_seconds is None
     progress.step(2, {"time/step": 30.0, "time/validate": 2.0})
