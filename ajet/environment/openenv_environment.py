@@ -129,15 +129,19 @@ async def action_schema(url: str) -> Mapping[str, Any]:
     while True:
         try:
             answer = HttpClient(url).request("GET", "/schema", timeout_s=SCHEMA_S)
-            schema = json.loads(answer.body)["action"]
-            break
+            if answer.status < 500:
+                break
+            why = f"it answers with HTTP status {answer.status}"  # or what stands before it, as on Hugging Face
         except HttpFailure as error:
-            if time.monotonic() >= until:
-                raise EnvironmentUnavailableError(f"OpenEnv server {url}: {error}") from None
-        except (ValueError, KeyError, TypeError):
-            why = f"{url}/schema does not describe actions: is it an OpenEnv server?"
-            raise EnvironmentUnavailableError(why) from None
+            why = str(error)
+        if time.monotonic() >= until:
+            raise EnvironmentUnavailableError(f"OpenEnv server {url}: {why}")
         await asyncio.sleep(random.uniform(*PAUSE_S))
+    try:
+        schema = json.loads(answer.body)["action"]
+    except (ValueError, KeyError, TypeError):
+        why = f"{url}/schema does not describe actions: is it an OpenEnv server?"
+        raise EnvironmentUnavailableError(why) from None
     if not isinstance(schema, dict):
         raise EnvironmentUnavailableError(f"{url}/schema describes actions by {type(schema).__name__}, not an object")
     return schema

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -95,23 +95,31 @@ def test_an_episode(url: str) -> None:
 
 
 class Schema(BaseHTTPRequestHandler):
+    """Behind a proxy, which says first that it isn't there yet."""
+
+    statuses: ClassVar[list[int]]
+
     def do_GET(self) -> None:
-        body = b'{"action": {"type": "object"}}'
-        self.send_response(200)
+        status = self.statuses.pop(0)
+        body = b'{"action": {"type": "object"}}' if status == 200 else b"Restarting."
+        self.send_response(status)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
 
 def test_a_server_that_is_being_restarted_is_waited_for() -> None:
+    Schema.statuses = [503, 200]
     server = HTTPServer(("127.0.0.1", 0), Schema, bind_and_activate=False)
     server.server_bind()  # connections are refused until it listens
 
     def begin() -> None:
         server.server_activate()
         server.handle_request()
+        server.handle_request()
 
     begun = threading.Timer(0.2, begin)
+    begun.daemon = True
     begun.start()
     schema = asyncio.run(action_schema(f"http://127.0.0.1:{server.server_address[1]}"))
     begun.join(10)
