@@ -204,11 +204,9 @@ def _begun(record: CallRecord) -> int:
 
 
 def _losers(draw: Sequence[CallRecord], records: Sequence[CallRecord], output: str | None) -> list[CallRecord]:
-    built = [record for record in draw if _built_upon(record)]
+    built = _without_repeats([record for record in draw if _built_upon(record)], records)
     if not built and output:
         built = [record for record in draw if _returned(record, output)]
-    if len(built) > 1:
-        built = _without_repeats(built, records)
     open_ = [record for record in draw if record.call.reward is None and record not in built]
     if built:
         return open_
@@ -217,8 +215,9 @@ def _losers(draw: Sequence[CallRecord], records: Sequence[CallRecord], output: s
 
 
 def _without_repeats(built: Sequence[CallRecord], records: Sequence[CallRecord]) -> list[CallRecord]:
-    """Leave out replies to a retry that says the same again: the workflow built upon one of them, so one counts. It is
-    the one that a later call extends, or else the last."""
+    """Leave out replies to a retry that says the same again: the workflow goes on from one of them, so one counts. It
+    is the one that a later call extends, or else the last. Of equal answers that are returned, as of a vote, all count.
+    """
     extended = {record.call.extends for record in records}
     in_order = sorted(built, key=lambda record: (record.index in extended, record.begun))
     last = {id(record.reply_turn): record for record in in_order}

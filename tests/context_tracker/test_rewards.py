@@ -220,6 +220,14 @@ def test_equal_replies_drawn_side_by_side_all_count() -> None:
     assert drops(drive, output="The answer is red.") == [None] * 3
 
 
+def test_equal_answers_that_are_returned_all_count() -> None:
+    """As of a vote that is taken in turn; what lost it isn't in the output."""
+    drive = Drive()
+    for text in ("red", "blue", "red"):
+        drive.ask([user("Vote.")], said(text))
+    assert drops(drive, output="The answer is red.") == [None, "abandoned", None]
+
+
 def run_of_agent(drive: Drive, first: str, seen: str, last: str, *, rewritten: bool, agent: str = "agent") -> None:
     """A conversation of two calls that begins with the same prompt as any other."""
     messages = [system(), user("Go.")]
