@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ajet.engine.routing import following
-from ajet.schema.episode import CallTree
-from ajet.trainer.credit.estimators import EpisodeCredit, LossNorm, mini_batches
+from ajet.schema.episode import Call, CallTree
+from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit, LossNorm, mini_batches
 from ajet.trainer.executor import (
     TOLERANCE,
     Chosen,
@@ -209,12 +209,18 @@ class Updater:
         """The current policy's logprobs of all trained tokens, by (episode, call)."""
         return self._measure(batch, self.model, as_sampled=True)
 
-    def reference_logprobs(self, batch: Batch) -> Logprobs:
-        """The reference's logprobs of all trained tokens, by (episode, call)."""
+    def drift(self, trees: Sequence[CallTree]) -> dict[tuple[int, int], float]:
+        """The sum of log π / π_ref over each call's tokens, by (episode, call): over all that are trained, or that only
+        `failure_reward: mask` keeps from it, because such an episode is compared like any other."""
+        whole = [replace(tree, calls=list(map(_unmasked, tree.calls))) for tree in trees]
+        batch = [(tree, EpisodeCredit("", [CallCredit([(0.0, 1.0)])] * len(tree.calls))) for tree in whole]
+        policy = self.logprobs(batch)
         if self.reference is not None:
-            return self._measure(batch, self.reference)
-        with self.model.disable_adapter():
-            return self._measure(batch, self.model)
+            reference = self._measure(batch, self.reference)
+        else:
+            with self.model.disable_adapter():
+                reference = self._measure(batch, self.model)
+        return {key: float((values - reference[key]).sum()) for key, values in policy.items()}
 
     # ------------------------------------------------------------------------------------------------ its parts
 
@@ -379,6 +385,10 @@ def _adapter_dropouts(model: Any) -> list[Any]:
         for name, module in model.named_modules()
         if ".lora_dropout." in name and isinstance(module, torch.nn.Dropout) and module.p > 0
     ]
+
+
+def _unmasked(call: Call) -> Call:
+    return replace(call, mask=np.ones_like(call.mask)) if call.drop == "failure_reward" else call
 
 
 def _recorded(items: Sequence[Item]) -> Logprobs:

@@ -102,6 +102,20 @@ def test_kl_pulls_towards_the_reference() -> None:
     assert kls[-1] < kls[0]
 
 
+def test_a_masked_episode_drifts_like_any_other() -> None:
+    """It counts in its group's baseline, so `use_kl_in_reward` is taken off its calls, too."""
+    trees = [tree for tree, _ in credited_batch(4)]
+    for call in trees[0].calls:
+        call.mask = np.ones_like(call.mask)
+    trainer = Updater(small_model(), TrainSettings(optim=OPTIM), reference=small_model(seed=7))
+    expected = trainer.drift(trees)
+    for call in trees[0].calls:
+        call.mask, call.drop = np.zeros_like(call.mask), "failure_reward"
+    assert trainer.drift(trees) == pytest.approx(expected, abs=1e-4)
+    trees[0].calls[0].drop = "not_trainable"
+    assert trainer.drift(trees).keys() == expected.keys() - {(0, 0)}
+
+
 def test_a_kl_term_without_a_reference_is_refused() -> None:
     with pytest.raises(ValueError, match="reference"):
         Updater(small_model(), TrainSettings(LossSettings(kl_coef=0.1)))

@@ -244,14 +244,11 @@ class Learner:
             found[episode.episode_id] = calls
         return found
 
-    def penalise_drift(self, episodes: Sequence[Episode], summaries: Sequence[EpisodeSummary], credit: Credit) -> float:
+    def penalise_drift(self, episodes: Sequence[Episode], summaries: Sequence[EpisodeSummary]) -> float:
         """`use_kl_in_reward`: subtract the divergence from the starting model from the reward of each call, where it
         arises. Returns the mean over episodes of what was subtracted."""
-        batch: list[tuple[CallTree, Any]] = [(e.tree, c) for e, c in zip(episodes, credit.episodes, strict=True)]
         with self._engine_away():
-            policy = self.trainer.logprobs(batch)
-            reference = self.trainer.reference_logprobs(batch)
-        drift = {key: float((values - reference[key]).sum()) for key, values in policy.items()}
+            drift = self.trainer.drift([episode.tree for episode in episodes])
         coefficient = self._config.ajet.trainer_common.kl_loss_coef
         for (episode, call), total in drift.items():
             summaries[episode].calls[call].penalty = coefficient * total

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -324,9 +323,8 @@ class LocalRun:
         extra: dict[str, float] = {}
         if self.common.algorithm.use_kl_in_reward:
             flat = [summary for group in summaries for summary in group]
-            everything = imitation_credit(summaries, replace(self.credit_settings, mask_overlong=False))
             episodes = [episode for group in groups for episode in group.episodes]
-            extra["train/kl_in_reward"] = self.learner.penalise_drift(episodes, flat, everything)
+            extra["train/kl_in_reward"] = self.learner.penalise_drift(episodes, flat)
         return compute_credit(summaries, self.credit_settings), extra
 
     def _demonstrate(self, step: int) -> dict[str, float]:
