@@ -158,7 +158,7 @@ class OptimConfig(Section):
     lr: NonNegative | None = None
     """Learning rate. null: 1e-6, with LoRA 1e-5. 0 trains nothing: a control run."""
     weight_decay: NonNegative = 0.01
-    """Weight decay."""
+    """Weight decay; on `local`, vectors (norms, biases) have none."""
     betas: Annotated[list[Decay], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     """Decay of the first and second moment."""
     eps: AboveZero = 1e-8

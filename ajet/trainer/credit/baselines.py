@@ -39,7 +39,7 @@ class Comparison(NamedTuple):
     mean: float
     """Of `values`, its own included."""
     deviation: float
-    """Their unbiased standard deviation."""
+    """Their unbiased standard deviation, and how the calls within an episode differ, which `values` don't show."""
     samples: int
     """How many they are, at least 2."""
     values: tuple[float, ...]
