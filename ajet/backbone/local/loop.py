@@ -317,7 +317,8 @@ class LocalRun:
                 [by_id.get(s.episode_id) or EpisodeCredit(s.episode_id, [CallCredit() for _ in s.calls]) for s in group]
                 for group in summaries
             ]
-            return Credit(rows, metrics=kept.metrics), {"train/imitated_episodes": float(len(by_id))}
+            imitated = kept.metrics["credit/episodes_trained"]
+            return Credit(rows, metrics=kept.metrics), {"train/imitated_episodes": imitated}
         if taught_alone(self.config):
             return imitation_credit(summaries, self.credit_settings, advantage=0.0), {}
         extra: dict[str, float] = {}

@@ -521,6 +521,11 @@ def test_masked_episodes_count_without_being_trained(tmp_path: Path) -> None:
     assert step["masked/failure_reward"] > 0
     assert step["ledger/trained"] == step["ledger/captured"] - step["masked/failure_reward"]
     assert step["credit/zero_variance_groups"] == 0  # the masked ones are what the others are compared with
+    sft = {"trainer_common.algorithm.policy_loss": "sft", "trainer_common.algorithm.sft.min_reward": -1}
+    code, experiment = train(tmp_path, "Restless", fresh=True, **lengths, **steps, **more, **sft)
+    assert code == 0
+    step = read_metrics(experiment / "metrics.jsonl")[0]
+    assert 0 < step["train/imitated_episodes"] == 20 - step["outcome/overflow"] < 20
 
 
 def test_a_judge_that_fails_ends_the_run(tmp_path: Path) -> None:
