@@ -106,6 +106,11 @@ def ending_of(facts: AttemptFacts, rules: FailureRewardConfig) -> Ending:
         message = f"ajet.rollout.episode_timeout: the episode did not end within {facts.timeout_s:g} s"
         return _failed(EpisodeStatus.TIMEOUT, "timeout", Failure("EpisodeTimeout", message, facts.where), rules)
     assert facts.result is not None
+    caught = facts.engine_failure
+    if facts.result.finished and caught is not None and _ended_by(facts.outcomes, explained=True) is None:
+        # agents of many libraries turn an error into their answer, which would be judged as if the model had said it
+        failure = _noted(Failure(type(caught).__name__, str(caught)), "the workflow caught this and returned")
+        return Ending(EpisodeStatus.ENGINE_ERROR, failure=failure, retry=True)
     if facts.result.finished:
         return _finished(facts.result, facts.outcomes, rules)
     return _raised(facts, facts.result, rules)

@@ -153,8 +153,17 @@ def test_a_request_that_was_wrong_is_the_workflows_error() -> None:
     assert end(raised(model_error="invalid_request")).status is EpisodeStatus.WORKFLOW_ERROR
 
 
-def test_an_engine_failure_that_the_workflow_survived_is_forgotten() -> None:
-    assert end(RETURNED, engine_failure=EngineError("gone")).status is EpisodeStatus.COMPLETED
+@pytest.mark.parametrize("outcomes", [[], [Outcome.LENGTH]])
+def test_what_a_workflow_returned_after_a_call_that_the_engine_failed_is_no_reward(outcomes: list[Outcome]) -> None:
+    ending = end(RETURNED, *outcomes, engine_failure=EngineError("gone"))
+    assert (ending.status, ending.reward, ending.retry) == (EpisodeStatus.ENGINE_ERROR, None, True)
+    assert ending.failure is not None
+    assert ending.failure.in_short.startswith("EngineError: gone (")
+
+
+def test_a_limit_reached_after_the_engine_failed_is_the_models_doing() -> None:
+    ending = end(RETURNED, Outcome.OVERFLOW, engine_failure=EngineError("gone"))
+    assert (ending.status, ending.reward) == (EpisodeStatus.TRUNCATED, 0.5)
 
 
 def test_stopped_episodes_and_quit_debuggers_are_cancelled() -> None:
