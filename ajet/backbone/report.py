@@ -66,7 +66,7 @@ CUT_SHORT = {
     "outcome/overflow": "had a prompt too long for ajet.rollout.max_model_len: raise it",
     "outcome/max_steps": "used up ajet.rollout.multi_turn.max_steps: raise it",
     "outcome/abnormal": "had a reply that ajet.rollout.compute_madness_checklist refused: set [] for random weights",
-    "episode/without_calls": "made no recorded model call: use the tuner's client",
+    "episode/without_calls": "made no recorded model call: use the tuner's client, without a cache of replies",
 }
 """What may have gone wrong in episodes, by metric, and what to change."""
 
@@ -87,7 +87,7 @@ def why_nothing_trained(config: Config, folder: Path, after: int, tally: Failure
         return Counter({name.removeprefix(group): total(name) for name in names})
 
     count, failures, masked = total("episode/count"), totals("failure/"), totals("masked/")
-    del failures["EpisodeCancelled"]  # stopped because of others
+    ended = count - failures.pop("EpisodeCancelled", 0)  # the rest was stopped because of others
     failed = failures.total()
     algorithm = config.ajet.trainer_common.algorithm
     imitates, passes = algorithm.policy_loss == "sft", algorithm.adv_estimator == "pass_at_k"
@@ -96,10 +96,10 @@ def why_nothing_trained(config: Config, folder: Path, after: int, tally: Failure
         lacking = f"no sampled token was to be trained (masked/{', masked/'.join(masked)})"
     elif total("credit/episodes_trained"):
         lacking = "no update had a finite gradient: lower ajet.trainer_common.optim.lr, or a coefficient of the loss"
-    lines = [f"nothing was trained: {lacking if failed < count else f'all {count} episodes failed'}"]
+    lines = [f"nothing was trained: {lacking if failed < ended or not failed else f'all {ended} episodes failed'}"]
     if failed:
         told = [f"{many} × {kind}" for kind, many in failures.most_common(3)] if tally is None else tally.lines()
-        lines += [f"{failed} of {count} episodes failed:"] * (failed < count) + [f"  {line}" for line in told]
+        lines += [f"{failed} of {ended} episodes failed:"] * (failed < ended) + [f"  {line}" for line in told]
     cut_short = Counter({name: total(name) for name in CUT_SHORT})
     lines += [f"{many} of {count} episodes {CUT_SHORT[name]}" for name, many in cut_short.most_common() if many]
     low = [step["return/min"] for step in steps if "return/min" in step]

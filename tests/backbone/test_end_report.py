@@ -37,6 +37,7 @@ WELL = {"episode/count": 16.0, "return/min": 0.0, "return/max": 0.0, "episode/wi
         ({"episode/without_calls": 9.0}, "9 of 16 episodes made no recorded model call", False),
         ({"failure/KeyError": 9.0}, "9 × KeyError", False),
         ({"failure/EpisodeCancelled": 9.0}, "every episode earned 0", True),
+        ({"failure/EngineError": 10.0, "failure/EpisodeCancelled": 6.0}, "trained: all 10 episodes failed", False),
     ],
 )
 def test_rewards_are_blamed_only_if_most_episodes_went_well(
