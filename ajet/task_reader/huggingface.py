@@ -51,11 +51,12 @@ class HuggingFaceReader(BaseTaskReader):
                 log.warning("skipped %s", place)
         if not tasks:
             raise TaskDataError(f"{path} [{split}] contains no tasks")
-        if without := sum(not task.main_query for task in tasks):
+        if without := [task for task in tasks if not task.main_query]:
             log.warning(
-                "%s [%s]: %d of %d records have no field %s: their main_query is empty, their fields are in metadata; "
-                "ajet.task_reader.fields.main_query names yours",
-                *(path, split, without, len(tasks), " / ".join(self.reader_config.fields.main_query)),
+                "%s [%s]: %d of %d records have no field %s: their main_query is empty, their fields are in metadata "
+                "(%s); ajet.task_reader.fields.main_query names yours",
+                *(path, split, len(without), len(tasks), " / ".join(self.reader_config.fields.main_query)),
+                ", ".join(without[0].metadata),
             )
         return tasks
 
@@ -73,7 +74,8 @@ class HuggingFaceReader(BaseTaskReader):
             if local.is_file():
                 if local.suffix not in FILE_FORMATS:
                     raise TaskDataError(f"{path}: unknown file type; expected one of {', '.join(FILE_FORMATS)}")
-                loaded = datasets.load_dataset(FILE_FORMATS[local.suffix], data_files=str(local))
+                options = {"sep": _separator(local)} if local.suffix == ".csv" else {}
+                loaded = datasets.load_dataset(FILE_FORMATS[local.suffix], data_files=str(local), **options)
             elif (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
                 loaded = datasets.load_from_disk(str(local))
             else:
@@ -81,8 +83,18 @@ class HuggingFaceReader(BaseTaskReader):
         # many kinds of errors (network, hub, arrow, its own), which all mean that the source can't be read
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
             hint = "" if local.exists() else " (there is no such file or folder, so it was looked up on the hub)"
-            cause = f": {error.__cause__}" if error.__cause__ else ""
+            cause = f": {error.__cause__}".rstrip() if error.__cause__ else ""
+            if isinstance(error.__cause__ or error, UnicodeDecodeError):
+                cause += ": save it as UTF-8"
             raise TaskDataError(f"{SECTION}.dataset_path: can't read {path!r}{hint}: {error}{cause}") from error
         if isinstance(loaded, dict):
             return dict(loaded)
         return {str(loaded.split or settings.training_split): loaded}
+
+
+def _separator(table: Path) -> str:
+    """What separates the columns of a CSV file, by its first line: where a comma is the decimal sign, Excel writes
+    semicolons."""
+    with table.open("rb") as file:
+        header = file.readline()
+    return max((",", ";", "\t"), key=lambda sign: header.count(sign.encode()))

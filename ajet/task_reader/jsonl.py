@@ -46,7 +46,7 @@ class JsonlReader(BaseTaskReader):
             except BadRecord as error:
                 place = f"{path}:{number}: {error}"
                 if len(skipped) >= self.reader_config.skip_bad_lines:
-                    self._refuse(place, content, skipped)
+                    self._refuse(path, place, content, skipped)
                 skipped.append(place)
         for place in skipped:
             log.warning("skipped %s", place)
@@ -60,9 +60,11 @@ class JsonlReader(BaseTaskReader):
         config = getattr(self, "config", None)  # None: the reader is used without a run
         return config is not None and config.ajet.rollout.environment is not None
 
-    def _refuse(self, place: str, content: bytes, skipped: list[str]) -> NoReturn:
+    def _refuse(self, path: Path, place: str, content: bytes, skipped: list[str]) -> NoReturn:
         if content.lstrip().startswith(b"["):
             hint = "The file is one JSON list: write one object per line, or use `type: huggingface_dat_repo`."
+        elif path.suffix in (".csv", ".parquet", ".arrow"):
+            hint = f"`task_reader.type: huggingface_dat_repo` reads {path.suffix} files, as its `dataset_path`."
         elif skipped:
             hint = f"{len(skipped)} bad lines before it were skipped, as many as skip_bad_lines allows."
         else:

@@ -52,6 +52,17 @@ def test_a_json_file(tmp_path: Path, suffix: str) -> None:
     assert seen(read_training_tasks(reader(dataset_path=str(file)))) == expected()
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_table_as_excel_exports_it(tmp_path: Path, separator: str) -> None:
+    lines = [f"question{separator}answer", *(f"{row['question']}{separator}{row['answer']}" for row in ROWS)]
+    lines[2:2] = [""]
+    (tmp_path / "rows.csv").write_text("\r\n".join(lines), encoding="utf-8-sig")
+    tasks = read_training_tasks(reader(dataset_path=str(tmp_path / "rows.csv")))
+    assert [(task.main_query, str(task.metadata["answer"])) for task in tasks] == [
+        (row["question"], row["answer"]) for row in ROWS
+    ]
+
+
 def test_a_folder_of_splits_and_a_saved_data_set(tmp_path: Path) -> None:
     import datasets
 
@@ -82,6 +93,9 @@ def test_errors_name_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         read_training_tasks(reader(dataset_path=str(tmp_path / "rows.txt")))
     with pytest.raises(TaskDataError, match="can't read"):
         read_training_tasks(reader(dataset_path=str(tmp_path / "bad.json")))
+    (tmp_path / "ansi.csv").write_text("question;answer\nGröße?;1", encoding="cp1252")
+    with pytest.raises(TaskDataError, match=r"can't decode byte.*: save it as UTF-8$"):
+        read_training_tasks(reader(dataset_path=str(tmp_path / "ansi.csv")))
     with pytest.raises(TaskDataError, match=r"wrong\.jsonl \[train\], row 2: 'question' should be text"):
         read_training_tasks(reader(dataset_path=str(tmp_path / "wrong.jsonl")))
     with pytest.raises(TaskDataError, match=r"can't read.*no such file or folder"):
@@ -95,4 +109,4 @@ def test_records_without_a_question_keep_their_fields_and_are_mentioned(
     tasks = read_training_tasks(reader(dataset_path=str(tmp_path / "rows.jsonl")))
     assert seen(tasks) == [("", {"problem": "1+1?", "answer": "2"}), ("", {"problem": "2+2?", "answer": "4"})]
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "2 of 2 records have no field" in said and "task_reader.fields.main_query" in said
+    assert "2 of 2 records have no field" in said and "(problem, answer); ajet.task_reader.fields.main_query" in said
