@@ -100,6 +100,7 @@ def split_import_path(text: str) -> ImportPath:
         raise ImportPathError(
             f"{text!r} doesn't name a class: write `module.path->Class` or `path/to/file.py->Class`"
             + (f", for example `{text.replace(':', ARROW)}`" if ":" in text and not arrow else "")
+            + (" in quotes, or the shell takes what follows `-` as a file to write to" if text.endswith("-") else "")
         )
     return ImportPath(place, name)
 
@@ -182,6 +183,21 @@ def check_method(found: type, base: type, signature: str, key: str) -> None:
             f"{key}: {found.__name__}.{name}{where} takes ({taken}), and is called with ({', '.join(given)})\n"
             f"    define `{signature}`"
         ) from None
+
+
+def built(found: type[T], key: str, given: str, *arguments: Any) -> T:
+    """An object of a user's class. Raises `ImportPathError` if it lacks a method or takes other arguments than `given`
+    says."""
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise ImportPathError(f"{key}: {found.__name__} has no `{missing[0]}`: define it")
+    try:
+        inspect.signature(found).bind(*arguments)
+    except TypeError as error:
+        raise ImportPathError(
+            f"{key}: the run makes a {found.__name__}({given}), which fails: {error}\n"
+            f"    write `def __init__(self, {given})` and `super().__init__({given})` in it"
+        ) from None
+    return found(*arguments)
 
 
 def _instead(wanted: str, present: Sequence[str]) -> str:

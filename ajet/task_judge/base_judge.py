@@ -15,7 +15,7 @@ from ajet.config.kinds import JUDGES, load
 from ajet.schema.chat import Message
 from ajet.schema.errors import JudgeFault, RewardError
 from ajet.schema.task import WorkflowOutput, WorkflowTask, finite_reward, scalar
-from ajet.schema.user_code import check_method, import_class
+from ajet.schema.user_code import built, check_method, import_class
 from ajet.task_judge.symbolic import compared_by
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def import_judge(text: str, config: Config, base_dirs: Sequence[Path], key: str)
     """Build a judge named as `module->Class` or `path.py->Class`."""
     judge_class = import_class(text, BaseJudge, key=key, base_dirs=base_dirs)
     check_method(judge_class, BaseJudge, "def compute_reward(self, workflow_task, workflow_output)", key)
-    return judge_class(config)
+    return built(judge_class, key, "config", config)
 
 
 def validate_reward(value: Any, judge_name: str = "the judge") -> Judgement:

@@ -26,9 +26,12 @@ from ajet.schema.chat import plain_text
 from ajet.schema.errors import TaskDataError, UserError, at_user_line
 from ajet.schema.printable import encodable
 from ajet.schema.task import Task
-from ajet.schema.user_code import import_class
+from ajet.schema.user_code import built, import_class
 
 log = logging.getLogger("ajet.task_reader")
+
+
+TYPE = "ajet.task_reader.type"
 
 
 class BaseTaskReader(ABC):
@@ -150,7 +153,8 @@ def with_unique_ids(tasks: list[Task]) -> tuple[list[Task], str | None]:
     if missing:
         notes.append(f"{missing} of {len(tasks)} tasks have no id and got one computed from their content")
     if repeated:
-        notes.append(f"{len(repeated)} tasks repeat an id (first: {repeated[0]!r}) and got a number appended")
+        count_of = f"{len(repeated)} of {len(tasks)}"
+        notes.append(f"{count_of} tasks repeat an id (first: {repeated[0]!r}) and got a number appended")
     return unique, "; ".join(notes) or None
 
 
@@ -178,8 +182,8 @@ def build_reader(config: Config) -> BaseTaskReader:
     if kind in READERS:
         reader_class = load(READERS, kind)
     else:
-        reader_class = import_class(kind, BaseTaskReader, key="ajet.task_reader.type", base_dirs=config.base_dirs)
-    reader = reader_class(config.ajet.task_reader)
+        reader_class = import_class(kind, BaseTaskReader, key=TYPE, base_dirs=config.base_dirs)
+    reader = built(reader_class, TYPE, "reader_config", config.ajet.task_reader)
     assert isinstance(reader, BaseTaskReader)
     reader.config = config
     return reader

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from ajet.schema.errors import ImportPathError
 from ajet.schema.task import Task
-from ajet.schema.user_code import find_file, forget_files, import_class, load_symbol, split_import_path
+from ajet.schema.user_code import built, find_file, forget_files, import_class, load_symbol, split_import_path
 
 
 class Animal:
@@ -100,6 +101,7 @@ def test_data_classes_and_pickle_work_in_a_loaded_file(tmp_path: Path) -> None:
         ("flow.py->Flow", "import not_there_at_all", r"flow.py:1: .*install it, or put not_there_at_all.py next to"),
         ("flow.py:Flow", "", r"write `module.path->Class`.*flow.py->Flow"),
         ("flow.py->", "", r"doesn't name a class"),
+        ("flow.py-", "", r"doesn't name a class: .*in quotes, or the shell takes"),
         ("ajet.schema.taks->Task", "", r"no module 'ajet.schema.taks'; did you mean 'task'"),
     ],
 )
@@ -171,6 +173,28 @@ def test_a_class_is_imported_under_its_key(tmp_path: Path) -> None:
     assert issubclass(mine, Task)
     with pytest.raises(ImportPathError, match=r"^ajet\.rollout\.user_workflow: .*did you mean 'Mine'"):
         import_class(f"{file}->Mne", Task, key="ajet.rollout.user_workflow")
+
+
+class Needs:
+    def __init__(self) -> None:
+        pass
+
+
+class Lacks(ABC):
+    @abstractmethod
+    def act(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (Needs, r"key: the run makes a Needs\(config\), .*\n    write `def __init__\(self, config\)`"),
+        (Lacks, r"key: Lacks has no `act`: define it"),
+    ],
+)
+def test_a_class_that_can_not_be_made_says_why(found: type, says: str) -> None:
+    with pytest.raises(ImportPathError, match=says):
+        built(found, "key", "config", 1)
 
 
 def test_code_is_also_found_above_the_base_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,8 @@ def test_empty_missing_and_not_given(tmp_path: Path) -> None:
         jsonl(tmp_path, b"")
     with pytest.raises(TaskDataError, match="one JSON list"):
         jsonl(tmp_path, b"[", b'{"query": "a"}]')
+    with pytest.raises(TaskDataError, match=r"tasks\.csv:1: not JSON.*\n.*`task_reader\.type: huggingface_dat_repo`"):
+        jsonl(tmp_path, b"question;answer", name="tasks.csv")
     with pytest.raises(TaskDataError, match=r"nowhere\.jsonl: No such file"):
         read_training_tasks(
             build_reader(reader_config(jsonl_dataset_file__training__file_path=str(tmp_path / "nowhere.jsonl")))
@@ -179,6 +181,10 @@ class Unrelated: pass
 class Misspelt(BaseTaskReader):
     def get_training_tasks(self):
         return (Task(question=text) for text in "ab")
+
+class Needless(BaseTaskReader):
+    def __init__(self): pass
+    def get_training_tasks(self): return []
 """
 
 
@@ -200,6 +206,8 @@ def test_a_reader_of_the_users_own(tmp_path: Path) -> None:
         own("One")
     with pytest.raises(TaskDataError, match="the task_id of task 1 should be text, not 5"):
         own("Numbered")
+    with pytest.raises(ImportPathError, match=r"^ajet\.task_reader\.type: the run makes a Needless\(reader_config\)"):
+        own("Needless")
     with pytest.raises(
         ImportPathError, match=r"isn't a class derived .*; there is: MyReader, Wrong, Numbered, One, Mis"
     ):
