@@ -57,7 +57,9 @@ def read_replies(path: str | Path) -> list[Reply]:
         raise ConfigError(f"{file}: expected a list of replies (texts, or messages with content and tool_calls)")
     for index, reply in enumerate(content):
         if not isinstance(reply, str | dict):
-            raise ConfigError(f"{file}: reply {index} is a {type(reply).__name__}, expected a text or a message")
+            raise ConfigError(
+                f"{file}: reply {index + 1} is {reply!r:.60}, expected a text (put it in quotes) or a message"
+            )
     return content
 
 

@@ -369,7 +369,7 @@ def fix_for(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - user code: an error without a message
         return ""
     if isinstance(error, RuntimeError) and any(text in said for text in LOOP_RUNS):
-        return "write `await …` instead, or make it `def execute` without async"
+        return "write `await …` instead, or a plain `def` without async"
     if isinstance(error, RuntimeError) and any(text in said for text in OTHER_LOOP):
         return (
             "episodes have an event loop each, and share a client or a library's cache of clients: make the client in "
@@ -412,4 +412,4 @@ def _of_pydantic(error: ValidationError) -> str:
     first, *others = error.errors(include_url=False)
     field = ".".join(map(str, (error.title, *first["loc"])))
     more = f" (and {len(others)} more)" if others else ""
-    return f"{field}: {first['msg']}, not {first['input']!r:.{SHOWN}}{more}"
+    return f"{field}: {first['msg'].partition(', unable')[0]}, not {first['input']!r:.{SHOWN}}{more}"

@@ -89,8 +89,14 @@ def test_replies_are_read_from_yaml_and_json(tmp_path: Path) -> None:
     assert read_replies(tmp_path / "r.json") == ["hello"]
 
 
-@pytest.mark.parametrize("content", ["a: 1", "[]", "[1]", "[", "!!python/name:os.system"])
+@pytest.mark.parametrize("content", ["a: 1", "[]", "[", "!!python/name:os.system"])
 def test_a_bad_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "r.yaml").write_text(content)
     with pytest.raises(ConfigError, match=r"r\.yaml"):
+        read_replies(tmp_path / "r.yaml")
+
+
+def test_an_unquoted_number_is_named(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("- hello\n- 48\n")
+    with pytest.raises(ConfigError, match=r"r\.yaml: reply 2 is 48, expected a text \(put it in quotes\)"):
         read_replies(tmp_path / "r.yaml")
