@@ -11,7 +11,7 @@ class Judge(BaseJudge):
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
         answer = workflow_output.metadata.get("final_answer") or workflow_output.metadata.get("last_reply") or ""
-        right = workflow_task.task.metadata["answer"] in answer.split()
+        right = str(workflow_task.task.metadata["answer"]) in answer.split()
         return (1.0 if right else 0.5 * share_of_digits(answer)), right
 
 

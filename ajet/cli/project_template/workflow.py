@@ -25,7 +25,7 @@ class MyWorkflow(Workflow):
             ],
         )
         answer = reply.choices[0].message.content or ""
-        right = task.metadata["answer"] in answer.split()
+        right = str(task.metadata["answer"]) in answer.split()
         return WorkflowOutput(
             reward=1.0 if right else 0.5 * share_of_digits(answer),
             is_success=right,
