@@ -361,7 +361,8 @@ def _errors_named(place: str, file: Path | None) -> Iterator[None]:
             hint = f"; {other}"
         if OUTSIDE_FOLDER in str(error):
             hint = "; write an absolute import: modules in the file's folder, in the config's and here are found"
-        raise ImportPathError(f"{at}importing {place} failed with {type(error).__name__}: {error}{hint}") from error
+        said = str(error).partition("\n\nFor further information")[0]  # Pydantic's link
+        raise ImportPathError(f"{at}importing {place} failed with {type(error).__name__}: {said}{hint}") from error
     finally:
         _now.importing = importing_before
 

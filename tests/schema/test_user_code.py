@@ -98,6 +98,11 @@ def test_data_classes_and_pickle_work_in_a_loaded_file(tmp_path: Path) -> None:
             "raise ImportError('no ReActAgent', name='agentscope.agent')",
             r"flow.py:1: .*it is written for AgentScope (1\.0|2), and \d\S* is installed: pip install 'agentscope[<>]",
         ),
+        (
+            "flow.py->Flow",
+            "from ajet import Workflow\nclass Flow(Workflow):\n    prompt = 'Hi'",
+            r"flow.py:2: .*`prompt = 'Hi'`. All model fields require a type annotation; .*$",
+        ),
         ("flow.py->Flow", "import not_there_at_all", r"flow.py:1: .*install it, or put not_there_at_all.py next to"),
         ("flow.py:Flow", "", r"write `module.path->Class`.*flow.py->Flow"),
         ("flow.py->", "", r"doesn't name a class"),
