@@ -180,11 +180,12 @@ def _of_groups(figures: Figures) -> list[RunFinding]:
 
 def _tasks(experiment: Experiment) -> dict[str, Any]:
     """The tasks that improved most, those that were never solved, and one task's first and last episode."""
-    store = experiment.store()
-    if store is None:
+    if (store := experiment.store()) is None:
         return {}
     page = partial(task_page, store, threshold=experiment.success_threshold(), limit=_TASKS)
     improved = [row for row in page(TaskFilter(), sort="change", descending=True)[0] if (row.change or 0.0) > 0]
+    if not page(TaskFilter(solved_min=0.0))[1]:  # no attempt has a reward: there is nothing to say of any task
+        return {}
     unsolved, count = page(TaskFilter(solved_max=0.0), sort="attempts", descending=True)
     told = improved or page(TaskFilter(), sort="attempts", descending=True)[0]
     return {

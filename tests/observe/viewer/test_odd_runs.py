@@ -89,6 +89,27 @@ def test_a_group_that_failed_has_no_reward(tmp_path: Path, open_page: Open) -> N
     assert page.locator(".failure").first.evaluate(inside), "a long message is wrapped"
 
 
+def test_of_tasks_without_a_reward_nothing_is_said(tmp_path: Path, open_page: Open) -> None:
+    with recording(tmp_path) as (_, vocabulary, keep):
+        keep(failed(vocabulary, 0))
+    page = open_page(start(tmp_path), "/x/odd")
+    settled(page)
+    expect(page.locator("#tasks-of-note")).to_be_hidden()
+
+
+def test_long_names_widen_no_overview_on_a_phone(tmp_path: Path, open_page: Open) -> None:
+    with recording(tmp_path) as (_, vocabulary, keep):
+        episode = math_episode(vocabulary, random.Random(1))
+        episode.task_id, episode.reward, episode.is_success = "w" * 90, 0.0, False
+        keep(episode)
+    name = "a_run_with_" * 8
+    (tmp_path / "odd").rename(tmp_path / name)
+    page = open_page(start(tmp_path), f"/x/{name}", width=390)
+    settled(page)
+    expect(page.locator("#unsolved")).to_contain_text("w" * 90)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_a_metric_of_one_step_is_a_point(tmp_path: Path, open_page: Open) -> None:
     with recording(tmp_path) as (folder, _, _):
         folder.metrics.log(1, {"val/return/mean": 0.5, "return/mean": 0.1, f"user/{'w' * 200}": 1.0})
