@@ -312,7 +312,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
             for service in wanted_services(config, arguments.services):
                 stack.enter_context(start_service(service, arguments.prefix))
             if arguments.with_logview:
-                options = replace(options, viewer=stack.enter_context(_viewer(experiment)))
+                options = replace(options, viewer=stack.enter_context(_viewer(experiment, options)))
             check_start(config)
             code = logged.exit_code(run_backbone(config, experiment, options))
         except KeyboardInterrupt:
@@ -374,8 +374,9 @@ def user_files(config: Config) -> list[Path]:
 
 
 @contextmanager
-def _viewer(experiment: ExperimentFolder) -> Iterator[str]:
-    """The viewer in its own process. Its address is printed as soon as it has one, and yielded."""
+def _viewer(experiment: ExperimentFolder, options: LaunchOptions) -> Iterator[str]:
+    """The viewer in its own process. Its address is printed as soon as it has one, and yielded. It is no part of what
+    `--json` and `--quiet` leave on stdout, and its token none of the log."""
     from ajet.system.services import start_command
 
     command = [sys.executable, "-m", "ajet", "view", str(experiment.path), "--no-browser"]
@@ -386,5 +387,5 @@ def _viewer(experiment: ExperimentFolder) -> Iterator[str]:
                 break
             time.sleep(0.05)
         found = address.group() if address else f"not up yet, see {started.log}"
-        print(f"viewer: {found}", flush=True)
+        print(f"viewer: {found}", file=sys.stderr if options.json or options.quiet else None, flush=True)
         yield found

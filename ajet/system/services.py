@@ -62,13 +62,8 @@ class Service:
     restarts: int = RESTARTS
 
 
-def say_at_once(text: str) -> None:
-    """Print it now, whatever the output is."""
-    print(text, flush=True)
-
-
 def say_on_stderr(text: str) -> None:
-    """The same, where the output proper goes to stdout."""
+    """Print it on stderr, for commands that show no log."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -154,7 +149,7 @@ def yaml_services(config: Config, *, use_running: bool = False) -> Iterator[None
 
 
 @contextmanager
-def start_service(service: Service, prefix: str = "", say: Callable[[str], None] = say_at_once) -> Iterator[None]:
+def start_service(service: Service, prefix: str = "", say: Callable[[str], None] = log.info) -> Iterator[None]:
     """Start a service, wait until it answers, keep it running, and end it with the block."""
 
     if not service.folder.is_dir():
@@ -202,7 +197,7 @@ def start_command(
     cwd: Path | None = None,
     prefix: str = "",
     env: Mapping[str, str] | None = None,
-    say: Callable[[str], None] = say_at_once,
+    say: Callable[[str], None] = log.info,
 ) -> Iterator[Started]:
     """Start a recorded process, yield it, and end it and its children with the block."""
     mark = uuid.uuid4().hex
@@ -291,7 +286,7 @@ class ServiceKeeper:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, say: Callable[[str], None] = say_at_once) -> None:
+    def start(self, say: Callable[[str], None] = log.info) -> None:
         """Start it and wait until it answers. Raises `ServiceError`."""
         try:
             started = self._start_once(say)

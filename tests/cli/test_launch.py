@@ -210,7 +210,7 @@ def test_a_service_runs_beside_the_run_and_ends_with_it(folder: Path, monkeypatc
     monkeypatch.setenv("MY_WORLD_SCRIPT", "bash serve.sh")
     ran = ajet("--conf", "one.yaml", "--with-my-world", "--prefix", "p-", "mine.sleep=0.5")
     assert ran.returncode == 0, ran.stderr
-    assert "started p-my-world (pid " in ran.stdout
+    assert "started p-my-world (pid " in ran.stderr
     assert (service / "up").exists()
     wait_until(lambda: not is_alive(int((service / "pid").read_text())))
 
@@ -220,6 +220,9 @@ def test_the_viewer_beside_the_run(folder: Path) -> None:
     ran = ajet("--conf", "one.yaml", "--with-logview")
     assert ran.returncode == 0, ran.stderr
     assert "viewer: http://127.0.0.1:" in ran.stdout
+    ran = ajet("--conf", "one.yaml", "--fresh", "--with-logview", "--json")
+    assert "viewer: http://127.0.0.1:" in ran.stderr
+    assert ran.stdout.splitlines() == ["RAN local one False"], "nothing stands among the lines of JSON"
     assert "nothing that ajet started" in ajet("--kill").stderr
 
 

@@ -35,7 +35,10 @@ def service(command: str, **more: Any) -> Service:
     return Service("world", "ajet.services.world", command, Path(), **more)
 
 
-def test_the_run_waits_until_it_answers_and_nothing_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_run_waits_until_it_answers_and_nothing_is_left(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level("INFO", "ajet")
     address = ("127.0.0.1", free_port())
     before = set(psutil.Process().children(recursive=True))
     with start_service(service(f"echo $GREETING; {listening(address[1])}", address=address, env={"GREETING": "hello"})):
@@ -43,7 +46,8 @@ def test_the_run_waits_until_it_answers_and_nothing_is_left(capsys: pytest.Captu
         children = set(psutil.Process().children(recursive=True)) - before
     assert children
     wait_until(lambda: not any(child.is_running() for child in children))
-    assert "started world (pid " in capsys.readouterr().out
+    assert "started world (pid " in caplog.text
+    assert not capsys.readouterr().out, "with --json, each line there is an object"
     (log,) = Path("state").glob("world-*.log")
     assert log.read_text().startswith("hello")
 
