@@ -28,6 +28,8 @@ _STYLES = {"warning": "yellow", "error": "bold red"}
 _LABEL_WIDTH = 11
 _BAR_WIDTH = 24
 _SPARK_WIDTH = 40
+_FIGURES_WIDTH = 20
+"""Room that bars leave for the figures beside them."""
 _PHASES_SHOWN = 5
 
 STEP_WIDTH = 9
@@ -219,7 +221,8 @@ class LiveDisplay(Display):
             ("loss", list(state.loss_by_step), "magenta"),
         ):
             if values:
-                rows.append((label, Text.assemble((sparkline(values), style), "  ", (number(values[-1]), "bold"))))
+                bars = sparkline(values, self._room(_SPARK_WIDTH))
+                rows.append((label, Text.assemble((bars, style), "  ", (number(values[-1]), "bold"))))
         rows.append(("best", Text(state.standing)))
         rows.append(("in all", Text(total_text(state.spent.figures()) if state.spent.steps else "")))
         rows += [("time", Text(_shares(state))), ("episodes", self._episodes(state))]
@@ -236,7 +239,7 @@ class LiveDisplay(Display):
         spent = duration(time.monotonic() - state.began)
         text = f"{state.step}/{state.total_steps or '?'}  "
         done = state.step / state.total_steps if state.total_steps else 0.0
-        return Text.assemble(_bar(done), text, (spent + (f", eta {duration(eta)}" if eta else ""), "dim"))
+        return Text.assemble(self._bar(done), text, (spent + (f", eta {duration(eta)}" if eta else ""), "dim"))
 
     def _phase(self, state: ProgressState) -> Text:
         spent = (duration(time.monotonic() - state.phase_began), "dim")
@@ -246,16 +249,21 @@ class LiveDisplay(Display):
             turning = spinner if isinstance(spinner, Text) else Text("…")
             return Text.assemble(turning, " ", detail, spent)
         done = f"{state.phase_done}/{state.phase_total}  "
-        return Text.assemble(_bar(state.phase_done / state.phase_total), done, detail, spent)
+        return Text.assemble(self._bar(state.phase_done / state.phase_total), done, detail, spent)
 
     def _episodes(self, state: ProgressState) -> Text:
         spent = max(time.monotonic() - state.began, 1e-9)
         return Text.assemble(f"{state.episodes:,}  ", (f"{state.sampled_tokens / spent:,.0f} sampled tok/s", "dim"))
 
+    def _bar(self, done: float) -> Text:
+        """The rest is thin, so that it is told apart without colours, too."""
+        width = self._room(_BAR_WIDTH)
+        filled = round(min(max(done, 0.0), 1.0) * width)
+        return Text.assemble(("━" * filled, "cyan"), ("─" * (width - filled), "bright_black"), "  ")
 
-def _bar(done: float) -> Text:
-    filled = round(min(max(done, 0.0), 1.0) * _BAR_WIDTH)
-    return Text.assemble(("━" * filled, "cyan"), ("━" * (_BAR_WIDTH - filled), "bright_black"), "  ")
+    def _room(self, most: int) -> int:
+        """The width of a bar on this terminal."""
+        return max(1, min(most, self._console.width - _LABEL_WIDTH - _FIGURES_WIDTH))
 
 
 def _one_line(text: Text) -> Text:

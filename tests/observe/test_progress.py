@@ -196,6 +196,17 @@ def test_a_search_has_rounds_and_says_what_is_best_so_far() -> None:
     assert "step" not in lines.getvalue() + shown
 
 
+def test_a_narrow_panel_keeps_its_figures_and_tells_bars_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    panel = io.StringIO()
+    with Progress(LiveDisplay(panel)) as progress:
+        progress.start("math", "local", total_steps=80)
+        for step in range(1, 61):
+            progress.step(step, {"return/mean": step / 60})
+    assert re.search("steps +━+─+  60/80 ", panel.getvalue())
+    assert re.search("return +[▁-█]+  1\n", panel.getvalue())
+
+
 @pytest.mark.parametrize("done", [0, 5])
 def test_a_validation_is_told_of_its_own_step(capsys: pytest.CaptureFixture[str], done: int) -> None:
     """In a run that begins or goes on: of its start in a line of its own, of a step in that step's line."""
