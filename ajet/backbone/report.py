@@ -164,8 +164,9 @@ def report_text(
     room = min(width, WIDEST) - len(LABEL.format(""))
     if whole and (story := before_and_after(steps, folder / "episodes.sqlite", room)):
         lines += [*story, ""]
-    for label, values in (("training return", returns), ("validation", _held(steps, "val/return/mean"))):
-        if len(values) > (label == "validation"):  # one validation is in the table, and makes no curve
+    held = _held(steps, "val/return/mean") if len(validated) > 1 else []  # one is in the table, and makes no curve
+    for label, values in (("training return", returns), ("validation", held)):
+        if values:
             bars = sparkline(values, max(min(WIDTH, room - 12), 8))
             lines.append(f"{LABEL.format(label)}{values[0]:.3f} {bars} {values[-1]:.3f}")
     total = RunningTotal.of(steps)

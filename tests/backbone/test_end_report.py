@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbone.report import trained_nothing, why_nothing_trained
+from ajet.backbone.report import report_text, trained_nothing, why_nothing_trained
 from ajet.config import make_config
 
 
@@ -20,6 +20,13 @@ def test_only_the_steps_of_this_run_count(tmp_path: Path, trained: list[int], af
     lines += [{"step": step, "time": 0.0, "credit/episodes_trained": float(n)} for step, n in enumerate(trained, 1)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert trained_nothing(tmp_path, after) is nothing
+
+
+@pytest.mark.parametrize("validations", [1, 2])
+def test_one_validation_makes_no_curve(tmp_path: Path, validations: int) -> None:
+    validated = {"val/return/mean": 0.5, "val/failed_share": 0.0}
+    steps = [{"step": step, "train/return/mean": 0.1} | (validated if step < validations else {}) for step in range(4)]
+    assert ("validation  " in report_text(steps, tmp_path, None)) == (validations == 2)
 
 
 WELL = {"episode/count": 16.0, "return/min": 0.0, "return/max": 0.0, "episode/without_calls": 0.0}
