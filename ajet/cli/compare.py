@@ -108,7 +108,7 @@ def _show_beside(title: str, experiments: Sequence[Experiment], rows: Sequence[t
         for label, values in rows
         if set(values) != {"–"}
     ]
-    print_table([title, *(experiment.name for experiment in experiments)], table)
+    print_table([title, *(experiment.name for experiment in experiments)], table, ends=True)
 
 
 def _show_sweep(experiments: Sequence[Experiment], different: dict[str, list[str]], gains: Sequence[RunGain]) -> None:

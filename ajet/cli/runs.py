@@ -21,39 +21,61 @@ from ajet.system.command_line import CommandParser
 GAP = "  "
 LEAST = 8
 """Columns are cut no shorter than this."""
+LONG_NAME = 24
+"""No column is left out to make room for a longer one in the first."""
 COLOURS = {"running": "36", "completed": "32", "failed": "31", "killed": "31", "interrupted": "33"}
 """The colours of status cells."""
 
 
 def print_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), spare: Sequence[str] = ()
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    spare: Sequence[str] = (),
+    ends: bool = False,
 ) -> None:
-    """Print rows below a head. `right`: columns of numbers; `spare`: what is left out first on a narrow terminal."""
+    """Print rows below a head. On a narrow terminal, what is `spare` is left out, then texts are cut, but not the
+    numbers (`right`). If there is still no room, each row is a block of lines. `ends`: of the first column, the end
+    is kept."""
     table = [[printable(cell) for cell in row] for row in (head, *rows)]
     widths = {index: max(len(row[index]) for row in table) for index in range(len(head))}
     terminal = sys.stdout.isatty()
     room = shutil.get_terminal_size().columns if terminal else sys.maxsize
 
-    def excess() -> int:
-        return sum(widths.values()) + len(GAP) * (len(widths) - 1) - room
+    def excess(longest_name: int = sys.maxsize) -> int:
+        return sum(widths.values()) - max(widths[0] - longest_name, 0) + len(GAP) * (len(widths) - 1) - room
 
     for name in spare:
-        if excess() > 0:
+        if excess(LONG_NAME) > 0:
             del widths[list(head).index(name)]
-    while excess() > 0:  # the widest column is cut by one until all fit
-        widest = max(widths, key=widths.__getitem__)
-        if widths[widest] <= max(LEAST, len(table[0][widest])):
-            break
+    texts = {index: max(LEAST, len(table[0][index])) for index in widths if index not in right}
+    while excess() > 0:  # the widest column of texts is cut by one until all fit
+        widest = max(texts, key=lambda index: (widths[index] > texts[index], widths[index]))
+        if widths[widest] <= texts[widest]:
+            return _print_blocks(table)
         widths[widest] -= 1
     colour = terminal and not os.environ.get("NO_COLOR")
     for number, row in enumerate(table):
         cells = []
         for index, width in widths.items():
-            cut = row[index] if len(row[index]) <= width else f"{row[index][: width - 1]}…"
+            cut = row[index]
+            if len(cut) > width:
+                cut = f"…{cut[1 - width :]}" if ends and index == 0 else f"{cut[: width - 1]}…"
             padded = f"{cut:>{width}}" if index in right else f"{cut:<{width}}"
             code = "1" if number == 0 else COLOURS.get(row[index])
             cells.append(f"\033[{code}m{padded}\033[0m" if colour and code else padded)
         print(GAP.join(cells).rstrip())
+
+
+def _print_blocks(table: Sequence[Sequence[str]]) -> None:
+    """A line for each cell, and an empty one between rows."""
+    head, *rows = table
+    room = max(map(len, head))
+    blocks = (
+        "\n".join(f"{name:<{room}}{GAP}{cell}" for name, cell in zip(head, row, strict=True) if cell) for row in rows
+    )
+    print("\n\n".join(blocks))
 
 
 def run(argv: Sequence[str]) -> int:
@@ -106,7 +128,7 @@ def _show(summaries: list[dict[str, Any]]) -> None:
     ]
     paid = ["cost"] if any(costs) else []
     head = ["run", "status", "step", "return", "valid.", "episodes", "time", *paid, "written", "backbone", "model"]
-    print_table(head, rows, right=(2, 3, 4, 5), spare=("model", "backbone", "episodes", *paid))
+    print_table(head, rows, right=(2, 3, 4, 5), spare=("model", "backbone", "episodes", *paid, "written", "time"))
 
 
 def _time(one: dict[str, Any]) -> str:
@@ -114,7 +136,8 @@ def _time(one: dict[str, Any]) -> str:
     from ajet.observe.progress_state import time_text
 
     shown = ("seconds", "expected_seconds") if one["status"] == "running" else ("seconds",)
-    return time_text({name: one["total"][name] for name in shown if name in one["total"]}) if one["total"] else "–"
+    total = {name: one["total"][name] for name in shown if name in one["total"]}
+    return time_text(total) if total.get("seconds") else "–"
 
 
 def _short(model: str) -> str:

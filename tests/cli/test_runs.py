@@ -14,6 +14,7 @@ import pytest
 from ajet.cli.chat import _play_tools
 from ajet.cli.completion import NAMES_A_RUN
 from ajet.cli.main import COMMANDS, main
+from ajet.cli.runs import print_table
 from ajet.cli.targets import run_setting, target_config, weights_of
 from ajet.observe.viewer import library
 from support.screen import Terminal
@@ -101,12 +102,34 @@ def test_runs_of_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "no runs in" in error and "ajet --conf" in error
 
 
-@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("columns", [40, 60, 80])
 def test_the_list_fits_the_terminal(here: Path, columns: int) -> None:
     with Terminal([sys.executable, "-m", "ajet", "runs"], columns=columns, cwd=here, env=CODES) as terminal:
         shown = terminal.finish()
     assert len(shown.splitlines()) == 3, shown
     assert "math-agent-rloo" in shown if columns == 80 else "math-ag" in shown
+
+
+@pytest.mark.parametrize("columns", [36, 60])
+def test_numbers_of_a_table_are_never_cut(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    rows = [["a model of a long name", "0.344 (0.267 … 0.430)", ""], ["b", "0.996 (0.964 … 1.000)", "+0.652"]]
+    print_table(["model", "pass@1", "gain"], rows, right=(1, 2))
+    lines = capsys.readouterr().out.splitlines()
+    assert all("0.344 (0.267 … 0.430)" in line for line in lines if "0.344" in line)
+    assert lines[-2:] == ["pass@1  0.996 (0.964 … 1.000)", "gain    +0.652"] if columns == 36 else len(lines) == 3
+
+
+def test_of_a_long_key_the_end_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    rows = [[f"task_reader.jsonl_dataset_file.{split}.file_path", "x" * 20] for split in ("training", "validation")]
+    print_table(["config", "run"], rows, ends=True)
+    shown = capsys.readouterr().out
+    assert "…training.file_path" in shown and "…lidation.file_path" in shown
 
 
 @pytest.mark.parametrize("command", [("report",), ("export", "episodes"), ("compare", "math-agent")])
