@@ -1,6 +1,7 @@
-"""`ajet completion bash|zsh|fish`: a script with which the shell completes commands, flags, config keys and run names.
+"""`ajet completion bash|zsh|fish`: a script with which the shell completes
+commands, flags, config keys and run names.
 
-bash, zsh:  source <(ajet completion bash)     in ~/.bashrc; in ~/.zshrc with zsh
+bash, zsh:  source <(ajet completion bash)   in ~/.bashrc; in ~/.zshrc with zsh
 fish:       ajet completion fish > ~/.config/fish/completions/ajet.fish
 """
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from ajet.system.command_line import CommandParser
 
 EPILOG = """\
-ajet config show my.yaml                      all keys, defaults filled in, secrets masked
+ajet config show my.yaml                all keys with defaults, secrets masked
 ajet config show my.yaml rollout.num_repeat=8
-ajet config schema > ajet.schema.json         for completion in an editor
-ajet config docs docs/config                  the pages about all keys, into this folder
+ajet config schema > ajet.schema.json   for completion in an editor
+ajet config docs docs/config            the pages about all keys, into a folder
 """
 
 

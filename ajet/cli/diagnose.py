@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -82,7 +83,11 @@ def _show(experiment: Experiment, given: Path, steps: int, found: list[RunFindin
 
 def _lines(text: str) -> None:
     wrapped = textwrap.TextWrapper(
-        WIDTH, initial_indent=" " * 7, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False
+        min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns),
+        initial_indent=" " * 7,
+        subsequent_indent=" " * 9,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
     print(wrapped.fill(" ".join(printable(text).split())))
 

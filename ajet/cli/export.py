@@ -1,8 +1,9 @@
 """`ajet export`: a run's weights or episodes, for other programs.
 
-ajet export weights EXPERIMENT FOLDER [--best]        a Hugging Face folder (LoRA merged) with a model card
-ajet export episodes EXPERIMENT [FILE] [--format …]   JSONL, Parquet, or conversations to fine-tune on (sft)
-ajet export prompt EXPERIMENT [FILE]                  the best templates of a search, as keys of a YAML
+ajet export weights EXPERIMENT FOLDER    a Hugging Face folder (LoRA merged)
+ajet export episodes EXPERIMENT [FILE]   JSONL, Parquet, or conversations to
+                                         fine-tune on (sft)
+ajet export prompt EXPERIMENT [FILE]     a search's best templates, as YAML keys
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from ajet.system.command_line import CommandParser
 
 EPISODES_EPILOG = """\
 formats:
-  jsonl    one episode per line, with everything: tree, ids, logprobs, masks, credit
-  parquet  one model call per row: ids, logprobs, mask, advantage as typed columns
-  sft      one conversation per line (messages, tools), to fine-tune on; replies cut by their length are no examples
-  otlp     one episode per line as a trace of OpenTelemetry (OTLP JSON): calls, spans, reward
+  jsonl    one episode per line: tree, ids, logprobs, masks, credit
+  parquet  one model call per row: ids, logprobs, mask, advantage as columns
+  sft      one conversation per line (messages, tools), to fine-tune on; replies
+           cut by their length are no examples
+  otlp     one episode per line as a trace of OpenTelemetry (OTLP JSON): calls,
+           spans, reward
 
 ajet export episodes math_agent good.jsonl --format sft --reward-min 1
 """

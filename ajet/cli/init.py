@@ -38,12 +38,12 @@ def run(argv: Sequence[str]) -> int:
     kind.add_argument("--agent", choices=AGENTS, help="a ready agent instead of a workflow of your own")
     kind.add_argument("--example", choices=EXAMPLES, help="a whole job, model included")
     kind.add_argument(
-        "--skill", metavar="FOLDER", nargs="?", const=SKILL_PLACE, help=f"a skill for coding agents ({SKILL_PLACE})"
+        "--skill", metavar="DIR", nargs="?", const=SKILL_PLACE, help=f"a skill for coding agents ({SKILL_PLACE})"
     )
     arguments = parser.parse_args(argv)
     if arguments.skill is not None:
         if arguments.name:
-            parser.error("--skill takes one folder, and nothing else: ajet init --skill [FOLDER]")
+            parser.error("--skill takes one folder, and nothing else: ajet init --skill [DIR]")
         return write_skill(Path(arguments.skill))
     if arguments.name is None:
         parser.error("NAME is missing: ajet init my-agent")

@@ -63,12 +63,12 @@ COMMANDS = {
     "serve": Command("CONF|EXPERIMENT", "serve it as an OpenAI-compatible endpoint"),
     "tools": Command("[TOOL ...]", "list the tools that agents can be given", "rollout.tools"),
     "env": Command("serve TARGET", "serve environments over HTTP, each in a process of its own"),
-    "store": Command("--path FILE|--postgres URL", "serve a rollout store: a queue, attempts, spans, resources"),
+    "store": Command("--path FILE", "serve a rollout store: a queue, attempts, spans, resources"),
     "tasks": Command("generate|check CONF", "have tasks written or collected; find tasks trained on and validated on"),
     "rubrics": Command("make CONF", "have a model write the rubrics of a judge from graded examples", "tasks.rubrics"),
     "judge": Command("CONF --scores FILE", "say how well a judge agrees with scores that you trust"),
     "runner": Command("--connect URL", "run episodes of a training run elsewhere, with this machine's workflow"),
-    "agentops": Command("[--out FILE|--store URL]", "receive the spans of programs instrumented with AgentOps"),
+    "agentops": Command("[--out FILE]", "receive the spans of programs instrumented with AgentOps"),
     "vllm": Command("serve MODEL", "start a vLLM server with the settings ajet needs", "serve.vllm"),
     "completion": Command("bash|zsh|fish", "print a script with which the shell completes commands"),
 }
@@ -79,23 +79,29 @@ run a job:
   ajet --conf FILE.yaml [--backbone NAME] [KEY=VALUE ...]
 
   --conf FILE            the YAML file
-  --backbone NAME        local (train here, the default), debug (run a few tasks, train nothing), verl, trinity,
-                         prompt (tune prompt templates, train nothing)
-  KEY=VALUE              override a key: rollout.num_repeat=8, verl.trainer.x=1, frozen_lake.size=4
+  --backbone NAME        local (train here, the default), debug (run a few
+                         tasks, train nothing), verl, trinity, prompt (tune
+                         prompt templates, train nothing)
+  KEY=VALUE              override a key: rollout.num_repeat=8, verl.trainer.x=1
 
   --exp-dir FOLDER       where experiments go (default: saved_experiments)
-  --fresh                start over instead of resuming; the earlier run is kept under another name
-  --debug TAGS           stop at breakpoints bp("TAG") with these tags (TAG1,TAG2 or all)
+  --fresh                start over instead of resuming; the earlier run is kept
+                         under another name
+  --debug TAGS           stop at breakpoints bp("TAG") with these tags
+                         (TAG1,TAG2 or all)
   --quiet | --json       show only errors | one JSON object per line
 
   --with-logview         start the viewer with the run
   --with-ray             start a private Ray on this machine (verl, trinity)
-  --with-ray-cluster     join or start a Ray cluster as MASTER_ADDR and related variables say
+  --with-ray-cluster     join or start a Ray cluster as MASTER_ADDR and related
+                         variables say
   --ray-address ADDR     use a Ray that is already running
   --skip-check-avail-gpu don't check whether the GPUs are free
-  --with-NAME            run $NAME_SCRIPT in $NAME_PATH as a service, and stop it with the run
+  --with-NAME            run $NAME_SCRIPT in $NAME_PATH as a service, and stop
+                         it with the run
   --prefix TEXT          prefix for the names of started services
-  --kill                 end all your runs and services on this machine (with --prefix: only those services)
+  --kill                 end all your runs and services on this machine (with
+                         --prefix: only those services)
   --autokill             do the same before the run
 """
 
@@ -261,11 +267,19 @@ def _run(find: Callable[[], Run], arguments: list[str]) -> int:
 
 
 def _help() -> str:
+    """The commands, as wide as the terminal, and at least 80 columns."""
+    from shutil import get_terminal_size
+    from textwrap import fill
+
+    columns = max(80, get_terminal_size().columns)
     shown = [(f"{name} {command.usage}", command.summary) for name, command in COMMANDS.items()]
     width = max(len(usage) for usage, _ in shown) + 2
-    lines = [f"  ajet {usage:<{width}}{summary}" for usage, summary in shown]
+    lines = [
+        fill(f"  ajet {usage:<{width}}{summary}", columns, subsequent_indent=" " * (width + 7))
+        for usage, summary in shown
+    ]
     return (
-        "ajet: tune the language model behind an agent. You bring a workflow, tasks and a reward.\n\n"
+        "ajet: tune the language model behind an agent.\nYou bring a workflow, tasks and a reward.\n\n"
         + RUN_HELP
         + "\nmore commands (each with --help):\n"
         + "\n".join(lines)

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.cli.targets import options_of
@@ -388,4 +389,5 @@ def _shown(function: dict[str, Any]) -> str:
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(" ".join(text.split()), WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")
+    width = min(WIDTH, get_terminal_size((WIDTH, 24)).columns)
+    return textwrap.wrap(" ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent + "  ")

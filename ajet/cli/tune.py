@@ -1,8 +1,10 @@
-"""`ajet tune CONF`: tune the prompt templates, then train the weights with the best of them.
+"""`ajet tune CONF`: tune the prompt templates, then train the weights with the
+best of them.
 
-ajet tune x.yaml                 search in <name>-prompt, then training in <name>
-ajet tune x.yaml --rounds 2      both twice: <name>-1-prompt, <name>-1, <name>-2-prompt, <name>-2; the second round
-                                 begins with the templates and weights of the first
+ajet tune x.yaml              search in <name>-prompt, then training in <name>
+ajet tune x.yaml --rounds 2   both twice: <name>-1-prompt, <name>-1,
+                              <name>-2-prompt, <name>-2; the second round begins
+                              with the templates and weights of the first
 Run it again to resume: what is complete is left as it is.
 """
 
@@ -26,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
     """Run all stages that aren't complete. Returns the exit code of the last one that ran."""
     parser = CommandParser(
         "ajet tune", description=__doc__, formatter_class=RawDescriptionHelpFormatter,
-        epilog="KEY=VALUE and the flags of `ajet --conf` may follow: --exp-dir, --fresh, --quiet, --json",
+        epilog="KEY=VALUE and the flags of `ajet --conf` may follow:\n--exp-dir, --fresh, --quiet, --json",
     )  # fmt: skip
     parser.add_argument("conf", metavar="CONF")
     parser.add_argument("--rounds", type=whole(1), default=1, help="how often to search and train, in turn (1)")

@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,16 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"ajet {__version__}\n"
     assert main([]) == 2
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS, "export episodes"])
+def test_help_fits_eighty_columns(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with suppress(SystemExit):
+        main([*command.split(), "--help"])
+    assert not [line for line in capsys.readouterr().out.splitlines() if len(line) > 80]
 
 
 def test_the_module_is_the_command() -> None:

@@ -32,3 +32,9 @@ def test_it_prints_the_schemas_of_what_is_asked_for(
 def test_what_is_wrong_is_a_message(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tools", argument]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_it_is_as_wide_as_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["tools"]) == 0
+    assert 50 < max(map(len, capsys.readouterr().out.splitlines())) <= 60

@@ -432,6 +432,7 @@ def test_the_page_shows_what_a_broken_run_gets(
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, "--exp-dir", str(folder), *keys], cwd=ROOT, env=environment, check=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert main(["diagnose", "broken"]) == 1
     out = capsys.readouterr().out
     assert "next to no episode earns anything. It may follow from dead_tool." in " ".join(out.split())

@@ -1,7 +1,8 @@
-"""`ajet migrate FILE`: writes another system's configuration as ours, and says what became of each key.
+"""`ajet migrate FILE`: writes another system's configuration as ours, and says
+what became of each key.
 
-Reads AgentJet's and verl's YAML, TRL's YAML and prime-rl's TOML. Nothing is dropped in silence: a key is kept, renamed,
-dropped with the reason, or unknown.
+Reads AgentJet's and verl's YAML, TRL's YAML and prime-rl's TOML. Nothing is
+dropped in silence: a key is kept, renamed, dropped with the reason, or unknown.
 
   ajet migrate grpo.yaml --out math.yaml
 """
