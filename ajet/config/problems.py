@@ -196,7 +196,7 @@ def _wrong_value(path: KeyPath, detail: ErrorDetails, tree: Any) -> Problem:
     if near is not None:
         hints.append(f"did you mean `{near}`?")
     expected = f"expected {allowed(fragment)}"
-    if fragment.get("default") is not None and not isinstance(fragment["default"], dict | list):
+    if fragment.get("default") not in (None, "") and not isinstance(fragment["default"], dict | list):
         default = fragment["default"]
         expected += f"; default: {str(default).lower() if isinstance(default, bool) else default}"
     hints.append(detail["msg"] if detail["type"] == OWN else expected)

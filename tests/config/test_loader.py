@@ -275,6 +275,7 @@ def test_short_keys_that_lead_nowhere(folder: Path) -> None:
     assert "command line (rollout.num_repeat=x): ajet.rollout.num_repeat: 'x' is not allowed" in refused(
         folder, "", "rollout.num_repeat=x"
     )
+    assert "expected text\n" in refused(folder, "", "services.w.command=false") + "\n", "its default is nothing to name"
     assert "has no keys under it" in refused(folder, "", "rollout.user_workflow.x=3")
     assert "tags are not allowed" in refused(folder, "", "model.path=!!python/name:os.system")
 
