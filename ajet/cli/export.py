@@ -1,9 +1,8 @@
 """`ajet export`: a run's weights or episodes, for other programs.
 
-ajet export weights EXPERIMENT FOLDER    a Hugging Face folder (LoRA merged)
-ajet export episodes EXPERIMENT [FILE]   JSONL, Parquet, or conversations to
-                                         fine-tune on (sft)
-ajet export prompt EXPERIMENT [FILE]     a search's best templates, as YAML keys
+ajet export weights EXPERIMENT FOLDER [--best]        a Hugging Face folder
+ajet export episodes EXPERIMENT [FILE] [--format …]   JSONL, Parquet or sft
+ajet export prompt EXPERIMENT [FILE]                  a search's best templates
 """
 
 from __future__ import annotations
