@@ -183,7 +183,8 @@ def _show_one(config: Config, one: Evaluation) -> None:
         if name in metrics:
             share = intervals.get(name)
             interval = f"  ({share.low:.4f} … {share.high:.4f})" if share is not None else ""
-            print(f"{printable(name.removeprefix('val/')):32} {metrics[name]:10.4f}{interval}")
+            digits = 0 if name.startswith("val/status/") else 4
+            print(f"{printable(name.removeprefix('val/')):32} {metrics[name]:10.{digits}f}{interval}")
     if one.cost is not None:
         print(f"{'cost':32} {one.cost:10.4f}")
 

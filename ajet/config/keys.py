@@ -14,6 +14,7 @@ from ajet.config.root import Config
 from ajet.config.section import Section
 
 Path = tuple[str, ...]
+GROUP = "a group of keys"
 
 PASS_THROUGH = {
     "ajet.rollout.vllm": "\nvLLM's other options go into `rollout.vllm.extra_args`",
@@ -81,7 +82,7 @@ def where_it_belongs(path: tuple[Any, ...]) -> str:
     parent, last = names[:-1], names[-1]
     siblings = {key.path[-1]: key for key in known_keys().values() if key.path[:-1] == parent}
     ours = [key for key in known_keys().values() if key.path[0] == "ajet" and len(key.path) > 1]
-    if parent not in known_keys() and (own := _keys_of(parent)):
+    if parent not in known_keys() and (own := keys_of(parent)):
         meant = nearest(last, own)
         return f"did you mean `{'.'.join((*parent, meant))}`?" if meant else f"its keys: {', '.join(own)}"
     if elsewhere := [key for key in ours if key.path[-1] == last]:
@@ -98,8 +99,8 @@ def where_it_belongs(path: tuple[Any, ...]) -> str:
     return f"the keys of `{place}`: {', '.join(siblings)}" + PASS_THROUGH.get(place, "")
 
 
-def _keys_of(path: Path) -> list[str]:
-    """The keys of a group below a name that is the user's own, such as a service."""
+def keys_of(path: Path) -> list[str]:
+    """The keys of a group, also of one below a name that is the user's own, such as a service."""
     fragment = fragment_at(path)
     options = [fragment, *fragment.get("anyOf", [])] if fragment else []
     return [name for option in options for name in _dereferenced(option).get("properties", {})]
@@ -169,7 +170,7 @@ def kinds(fragment: dict[str, Any]) -> list[str]:
         return [("a whole number" if kind == "integer" else "a number") + _bounds(fragment)]
     if kind == "array":
         return [_list_words(fragment)]
-    words = {"boolean": "true or false", "string": "text", "null": "null", "object": "a group of keys"}
+    words = {"boolean": "true or false", "string": "text", "null": "null", "object": GROUP}
     return [words.get(str(kind), "anything")]
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ajet.config.keys import allowed, choices, fragment_at, known_keys, nearest, where_it_belongs
+from ajet.config.keys import GROUP, allowed, choices, fragment_at, keys_of, known_keys, nearest, where_it_belongs
 from ajet.config.kinds import BackboneName
 from ajet.config.root import AjetConfig
 from ajet.config.section import OWN
@@ -199,6 +199,8 @@ def _wrong_value(path: KeyPath, detail: ErrorDetails, tree: Any) -> Problem:
     if fragment.get("default") not in (None, "") and not isinstance(fragment["default"], dict | list):
         default = fragment["default"]
         expected += f"; default: {str(default).lower() if isinstance(default, bool) else default}"
+    if keys := keys_of(path):
+        expected = expected.replace(GROUP, f"{GROUP} ({', '.join(keys)})")
     hints.append(detail["msg"] if detail["type"] == OWN else expected)
     key = known_keys().get(path)
     if key is not None and key.doc:
@@ -209,7 +211,7 @@ def _wrong_value(path: KeyPath, detail: ErrorDetails, tree: Any) -> Problem:
 def shown(value: Any) -> str:
     """A value as an error message shows it: short, and quoted if it is text."""
     if isinstance(value, dict):
-        return "a group of keys"
+        return GROUP
     if isinstance(value, list) and len(value) > 6:
         return f"a list of {len(value)} values"
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)

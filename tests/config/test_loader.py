@@ -304,6 +304,7 @@ def test_all_problems_are_said_at_once_in_the_files_order(folder: Path) -> None:
         ("task_judge.parts={a b: {judge: tests}}", "ajet.task_judge.parts.a b: can't be a name here"),
         ("task_judge.parts={5: {judge: tests}}", "ajet.task_judge.parts.5: can't be a name here"),
         ("rollout.sandbox=bubblewra", "did you mean `bubblewrap`?"),
+        ("task_reader.jsonl_dataset_file=x.jsonl", "expected a group of keys (training, validation)"),
         ("trainer_common.kl_loss_type=full", "'full' is not allowed"),
         ("trainer_common.logger=5", "`path/file.py->YourSink` or a list of them"),
         ("prompt_tuning.gepa.perfect_score=.nan", "nan is not allowed"),
