@@ -358,9 +358,10 @@ def delete_oldest(connection: sqlite3.Connection, count: int) -> int:
     return len(rows)
 
 
-def delete_after(connection: sqlite3.Connection, step: int) -> None:
-    """Remove the episodes of later steps."""
-    _delete(connection, [row[0] for row in connection.execute("SELECT id FROM episode WHERE step > ?", (step,))])
+def delete_after(connection: sqlite3.Connection, step: int, *, validated: bool = True) -> None:
+    """Remove the episodes of later steps; unless it was `validated`, those of the validation after this one, too."""
+    later = "SELECT id FROM episode WHERE step > ? OR (step = ? AND validation = 1 AND NOT ?)"
+    _delete(connection, [row[0] for row in connection.execute(later, (step, step, validated))])
 
 
 def _delete(connection: sqlite3.Connection, rows: list[int]) -> None:

@@ -202,11 +202,12 @@ class EpisodeRecorder:
 
         self._submit(export)
 
-    def rewind(self, step: int) -> Future[bool]:
-        """The run resumes after `step`: delete the episodes of later steps."""
+    def rewind(self, step: int, *, validated: bool = True) -> Future[bool]:
+        """The run resumes after `step`: delete the episodes of later steps. `validated`: the validation after it was
+        complete; else its episodes are deleted, too."""
 
         def delete(connection: sqlite3.Connection) -> bool:
-            delete_after(connection, step)
+            delete_after(connection, step, validated=validated)
             return True
 
         return self._submit(delete)

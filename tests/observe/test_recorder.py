@@ -236,6 +236,19 @@ def test_a_resume_forgets_later_steps(tmp_path: Path) -> None:
     assert total == 2 and rows[1]["advantage"] is not None and rows[0]["advantage"] is None
 
 
+def test_a_resume_forgets_a_validation_that_was_cut_off(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite")
+    for index, episode in enumerate(episodes(6)):
+        recorder.record(episode, 1 + index // 2, validation=index % 2 == 1)
+    kept = []
+    for validated in (True, False):
+        assert recorder.rewind(2, validated=validated).result()
+        rows, _ = EpisodeStore(tmp_path / "e.sqlite").page()
+        kept.append(sorted((row["step"], row["validation"]) for row in rows))
+    recorder.close()
+    assert kept == [[(1, 0), (1, 1), (2, 0), (2, 1)], [(1, 0), (1, 1), (2, 0)]]
+
+
 def test_odd_values_are_recorded_and_cost_no_other_episode(tmp_path: Path) -> None:
     one, two, three = episodes(3)
     one.metadata = {"object": object(), "numpy": np.float32(2), "half": "\ud83d"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -229,6 +230,24 @@ def run_that_always_fails(backbone: str, folder: Path, *overrides: str) -> None:
     log = (folder / "say_vowels" / "run.log").read_text()
     assert "in execute\\n    raise KeyError" in log, "the traceback is there"
     assert recorded(folder / "say_vowels") == dict.fromkeys(range(1, 6), 16)
+    assert left_behind() == {}
+
+
+def run_that_was_cut_off_at_its_end(backbone: str, folder: Path) -> None:
+    """The same command finishes a run that was killed in its last validation."""
+    from ajet.observe.run_files import is_complete
+
+    run(backbone, folder)
+    experiment = folder / "say_vowels"
+    events, metrics = experiment / "events.jsonl", experiment / "metrics.jsonl"
+    events.write_text("".join(line for line in events.read_text().splitlines(True) if '"ended"' not in line))
+    steps = [{name: step[name] for name in step if not name.startswith("val/")} for step in steps_of(experiment)]
+    metrics.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    shutil.rmtree(experiment / "hf")
+    run(backbone, folder)
+    assert is_complete(experiment) and (experiment / "hf" / "model.safetensors").exists()
+    assert steps_of(experiment)[-1]["val/episode/count"] == 8 * 4
+    assert recorded(experiment) == {1: 16, 2: 16, 3: 16 + 8 * 4}
     assert left_behind() == {}
 
 

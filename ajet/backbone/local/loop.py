@@ -444,5 +444,5 @@ class LocalRun:
     def _rewind(self, step: int) -> None:
         """Drop what the folder holds of later steps: they are run again."""
         self.experiment.rewind(step)
-        self.recorder.rewind(step)
+        self.recorder.rewind(step, validated=not self._lacks_validation(step))
         self.checkpoints.rewind(step)

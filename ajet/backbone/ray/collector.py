@@ -154,7 +154,8 @@ class EpisodeCollector:
             tokenizer=ModelSource.resolve(self._run.model_path).tokenizer(),
         )
         if not self._config.ajet.trainer_common.val_only:
-            recorder.rewind(BEFORE_THE_FIRST if self._run.resumed_step is None else self._run.resumed_step)
+            done = BEFORE_THE_FIRST if self._run.resumed_step is None else self._run.resumed_step
+            recorder.rewind(done, validated=not self._run.lacks_validation)
         return recorder
 
     def _record(

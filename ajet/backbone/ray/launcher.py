@@ -23,7 +23,7 @@ import psutil
 from ajet.backbone import LaunchOptions
 from ajet.backbone.checks import read_tasks
 from ajet.backbone.failures import GapWatch
-from ajet.backbone.plan import BEFORE_THE_FIRST, training_steps
+from ajet.backbone.plan import BEFORE_THE_FIRST, lacks_validation, training_steps
 from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
 from ajet.backbone.ray.payload import EPISODE_METRICS, UNWRITTEN, WARNINGS, DriverInput, RunError, RunPayload
 from ajet.backbone.ray.start import (
@@ -46,6 +46,7 @@ from ajet.observe.logs import LOST
 from ajet.observe.metrics import read_metrics
 from ajet.observe.progress import Progress
 from ajet.observe.progress_state import RunningTotal
+from ajet.observe.run_files import was_cut_off
 from ajet.schema.errors import FRESH, ConfigError, FeatureUnavailableError, UserError
 from ajet.system.processes import RAY_RUN, end_all
 from ajet.task_runner.remote import ANY_HOST, runner_key
@@ -125,19 +126,22 @@ def run(adapter: BackboneAdapter, config: Config, experiment: ExperimentFolder, 
         scratch = stack.enter_context(private_folder())
         stack.callback(end_all, RAY_RUN, mark)
         prepared = prepare(adapter, config, experiment, scratch, machine)
-        ray = stack.enter_context(ray_settings(options, place, scratch, machine, environment))
-        given = DriverInput(prepared.settings, prepared.payload, ray, place.nodes if place else 0)
-        given.write(scratch / DRIVER_INPUT)
-        if config.ajet.task_runner.wrapper_type == "remote":
-            log.warning("%s", how_to_connect(config))
-        environment |= adapter.environment(scratch)
-        _watch_driver(adapter, config, experiment, options, prepared, environment, machine)
-        tell_unwritten(scratch, experiment.episodes)
+        if prepared.remains:
+            ray = stack.enter_context(ray_settings(options, place, scratch, machine, environment))
+            given = DriverInput(prepared.settings, prepared.payload, ray, place.nodes if place else 0)
+            given.write(scratch / DRIVER_INPUT)
+            if config.ajet.task_runner.wrapper_type == "remote":
+                log.warning("%s", how_to_connect(config))
+            environment |= adapter.environment(scratch)
+            _watch_driver(adapter, config, experiment, options, prepared, environment, machine)
+            tell_unwritten(scratch, experiment.episodes)
     if (weights := adapter.newest_weights(config, prepared.checkpoints)) is not None:
         keep_weights(weights, experiment.hf)
     if not options.json:
         show_report(config, experiment.path, quiet=options.quiet)
-    return exit_code(config, experiment.path, prepared.resumed_step or 0) if adapter.trains(config) else 0
+    done = prepared.resumed_step or 0
+    after = done if done < prepared.total_steps else 0  # no step was left: those before count
+    return exit_code(config, experiment.path, after) if adapter.trains(config) else 0
 
 
 def _watch_driver(
@@ -219,6 +223,8 @@ class PreparedRun:
     """The private folder."""
     total_steps: int
     resumed_step: int | None
+    remains: bool
+    """Whether a step or a validation is left to run."""
 
 
 def prepare(
@@ -233,7 +239,12 @@ def prepare(
     checkpoints = experiment.checkpoints.resolve()
     steps = training_steps(config, len(tasks))
     resumed = adapter.newest_step(config, checkpoints) if common.resume != "never" else None
-    if resumed is not None and resumed >= steps and not common.val_only:
+    lacks = False
+    if resumed is not None and validation:
+        recorded = read_metrics(experiment.path / "metrics.jsonl")
+        lacks = lacks_validation(config, recorded, resumed, max(steps, resumed))
+    ended = resumed is not None and resumed >= steps and not common.val_only
+    if ended and not was_cut_off(experiment.path):
         raise ConfigError(
             f"{experiment.path} is complete: its newest checkpoint is of step {resumed} of {steps}. To go on, raise "
             f"ajet.trainer_common.total_training_steps; to start anew: {FRESH}"
@@ -250,9 +261,19 @@ def prepare(
         reports=str(scratch),
         total_steps=steps,
         resumed_step=resumed,
+        lacks_validation=lacks,
         runner_key=runner_key() if config.ajet.task_runner.wrapper_type == "remote" else "",
     ).encode()
-    facts = RunFacts(model_path, checkpoints, steps, payload=payload, scratch=scratch, validates=bool(validation))
+    facts = RunFacts(
+        model_path,
+        checkpoints,
+        steps,
+        payload=payload,
+        scratch=scratch,
+        validates=bool(validation),
+        resumed_step=resumed,
+        lacks_validation=lacks,
+    )
     return PreparedRun(
         settings=adapter.settings(config, facts, machine),
         payload=payload,
@@ -261,6 +282,7 @@ def prepare(
         scratch=scratch,
         total_steps=steps,
         resumed_step=resumed,
+        remains=lacks or not ended,
     )
 
 

@@ -52,6 +52,10 @@ class RunFacts:
     """Where the run's metrics files go."""
     validates: bool = True
     """Whether there are validation tasks."""
+    resumed_step: int | None = None
+    """The step after which the run goes on; None: from the start."""
+    lacks_validation: bool = False
+    """Whether the validation after that step was cut off, and is run again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ class RunPayload:
     total_steps: int = 0
     resumed_step: int | None = None
     """The step after which the run goes on; None: from the start."""
+    lacks_validation: bool = False
+    """Whether the validation after that step was cut off, and is run again."""
     runner_key: str = ""
     """With `wrapper_type: remote`, the key that runners send."""
 

@@ -8,14 +8,20 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
-from ajet.backbone.ray.launcher import keep_weights, refuse_changing_rope, remove_abandoned, why_it_failed
-from ajet.backbone.ray.payload import RunError
+from ajet.backbone.ray.launcher import keep_weights, prepare, refuse_changing_rope, remove_abandoned, why_it_failed
+from ajet.backbone.ray.mapping import Machine, RunFacts
+from ajet.backbone.ray.payload import RunError, RunPayload
+from ajet.config import load_config
 from ajet.engine.model_source import ModelSource
-from ajet.schema.errors import FeatureUnavailableError
+from ajet.observe.experiment import ExperimentFolder
+from ajet.schema.errors import ConfigError, FeatureUnavailableError
+from support.ray_runs import CONF
 
 
 def test_a_killed_launchers_folder_is_removed_by_the_next(tmp_path: Path) -> None:
@@ -66,6 +72,36 @@ def test_the_newest_weights_take_the_place_of_older_ones(tmp_path: Path) -> None
         (folder / name).touch()
     keep_weights(source, target)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["checkpoint", "hf", "new", "new"]
+
+
+@pytest.mark.parametrize(
+    ("step", "validated", "remains"), [(2, True, True), (2, False, True), (3, False, True), (3, True, False)]
+)
+def test_a_run_that_was_cut_off_makes_up_for_its_validation_and_comes_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, validated: bool, remains: bool
+) -> None:
+    """A run of three steps, which validates after each."""
+    monkeypatch.chdir(CONF.parent)
+    config = load_config(CONF, ["trainer_common.test_freq=1"], backbone="verl")
+    facts: list[RunFacts] = []
+    adapter: Any = SimpleNamespace(name="verl", title="verl", newest_step=lambda *_: step)
+    adapter.settings = lambda config, of, machine: facts.append(of)
+
+    def opened(ends: str) -> Any:
+        experiment = ExperimentFolder.open(config, exp_dir=tmp_path, source_yaml=CONF)
+        try:
+            experiment.metrics.log(step, {"train/return/mean": 1.0} | ({"val/return/mean": 1.0} if validated else {}))
+            return prepare(adapter, config, experiment, tmp_path, Machine("cpu")) if experiment.resumed else None
+        finally:
+            experiment.close(ends)
+
+    opened("interrupted")
+    prepared = opened("completed")
+    assert prepared.remains is remains and prepared.resumed_step == step
+    assert facts[0].lacks_validation is RunPayload.decode(prepared.payload).lacks_validation is not validated
+    if step == 3:
+        with pytest.raises(ConfigError, match="is complete: its newest checkpoint is of step 3 of 3"):
+            opened("failed")
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

@@ -251,9 +251,9 @@ class AjetTrainer(Trainer):  # type: ignore[misc]
 
 
 def validation_is_due(before: int, version: int, every: int, last: int) -> bool:
-    """Whether these weights passed a multiple of `every`, or are those of the last step. The first weights of a run
-    (before: -1), those of its start or of a checkpoint, are validated elsewhere."""
-    return before >= 0 and (version // every > before // every or version == last >= every)
+    """Whether these weights passed a multiple of `every`, or are those of the last step. Other weights that a run
+    begins with (before: -1), those of its start or of a checkpoint, are validated elsewhere."""
+    return version == last >= every or (before >= 0 and version // every > before // every)
 
 
 def staleness(exps: list[Experience], version: int) -> dict[str, float]:

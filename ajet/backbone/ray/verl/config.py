@@ -374,6 +374,7 @@ def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
     ajet = config.ajet
     common = ajet.trainer_common
     steps = run.total_steps
+    first = common.val_before_train if run.resumed_step is None else run.lacks_validation
     settings: Settings = {
         "trainer.project_name": ajet.project_name,
         "trainer.experiment_name": ajet.experiment_name,
@@ -386,8 +387,8 @@ def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "trainer.total_training_steps": steps,
         "trainer.save_freq": common.save_freq if common.save_freq > 0 else steps,
         "trainer.test_freq": common.test_freq if common.test_freq > 0 and run.validates else -1,
-        "trainer.val_before_train": run.validates and (common.val_before_train or common.val_only),
-        "trainer.val_only": common.val_only,
+        "trainer.val_before_train": run.validates and (first or common.val_only),
+        "trainer.val_only": common.val_only or (run.resumed_step or 0) >= steps,
         "trainer.default_local_dir": str(run.checkpoint_dir),
         "trainer.max_actor_ckpt_to_keep": common.keep_checkpoints,
         "trainer.critic_warmup": 0,

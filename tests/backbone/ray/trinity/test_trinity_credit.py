@@ -235,6 +235,7 @@ def test_rows_that_fill_up_train_nothing() -> None:
         ([-1, 0, 3, 6, 9, 12], 5, [6, 12]),  # synchronised every third step
         ([-1, 0, 1], 9, []),
         ([-1, 15, 16, 17, 18, 19], 5, [19]),  # at the end
+        ([-1, 19], 5, [19]),  # resumed, having been cut off in it
         ([-1, 17, 18, 19], 20, []),  # never
     ],
 )

@@ -192,6 +192,11 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
 
 
 @long
+def test_a_run_that_was_cut_off_at_its_end_is_finished_by_the_same_command(tmp_path: Path) -> None:
+    ray_runs.run_that_was_cut_off_at_its_end("trinity", tmp_path)
+
+
+@long
 @pytest.mark.parametrize("style", ["fixed", "fully_async"])
 def test_a_workflow_that_always_fails_ends_the_run_with_its_error(tmp_path: Path, style: str) -> None:
     ray_runs.run_that_always_fails("trinity", tmp_path, f"ajet.trinity.synchronizer.sync_style={style}")

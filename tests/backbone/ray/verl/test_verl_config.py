@@ -112,6 +112,14 @@ def test_resuming() -> None:
     assert (got["trainer.resume_mode"], got["trainer.resume_from_path"]) == ("resume_path", "/c/global_step_3")
 
 
+@pytest.mark.parametrize(("step", "lacks"), [(None, False), (4, False), (4, True), (9, True)])
+def test_a_run_that_goes_on_begins_with_a_validation_that_was_cut_off(step: int | None, lacks: bool) -> None:
+    facts = RunFacts("m", Path("c"), total_steps=9, resumed_step=step, lacks_validation=lacks)
+    got = settings({f"{COMMON}.val_before_train": True}, run=facts)
+    assert got["trainer.val_before_train"] is (step is None or lacks)
+    assert got["trainer.val_only"] is (step == 9), "no step is left"
+
+
 def test_without_validation_tasks_nothing_is_validated() -> None:
     got = settings(
         {f"{COMMON}.val_before_train": True, f"{COMMON}.test_freq": 3}, run=RunFacts("m", Path("c"), 4, validates=False)

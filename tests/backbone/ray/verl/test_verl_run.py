@@ -122,6 +122,12 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
 
 @needs_verl
 @long
+def test_a_run_that_was_cut_off_at_its_end_is_finished_by_the_same_command(tmp_path: Path) -> None:
+    ray_runs.run_that_was_cut_off_at_its_end("verl", tmp_path)
+
+
+@needs_verl
+@long
 def test_the_reward_rises(tmp_path: Path) -> None:
     run(
         tmp_path,
