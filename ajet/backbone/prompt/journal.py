@@ -66,6 +66,13 @@ class TemplateComparison:
             return None
         return cls(first, second, gain)
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> TemplateComparison:
+        """Read a `confirmed` event."""
+        interval, counts = (record["low"], record["high"]), (record["better"], record["worse"])
+        gain = Gain(record["gain"], *interval, record["p"], record["tasks"], 0, *counts)
+        return cls(record["before"], record["after"], gain)
+
     @property
     def within_noise(self) -> bool:
         """Whether chance alone may explain the difference."""

@@ -17,7 +17,7 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.metrics import FAULTS, episode_metrics, is_success
 from ajet.backbone.plan import BEFORE_THE_FIRST
-from ajet.backbone.prompt.journal import FORMAT, History, PromptJournal, TemplateComparison
+from ajet.backbone.prompt.journal import FORMAT, PromptJournal, TemplateComparison
 from ajet.backbone.prompt.settings import (
     PatientProposer,
     check_budget,
@@ -33,6 +33,7 @@ from ajet.observe.metrics import read_metrics
 from ajet.observe.progress import Progress
 from ajet.observe.progress_state import RunningTotal
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.run_files import was_cut_off
 from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Spent
 from ajet.prompt_tuning.proposal import Candidate
 from ajet.prompt_tuning.search import Search, Sizes
@@ -85,6 +86,7 @@ class EpisodeTrials:
         tried = await concurrently(
             self._try(candidate, task, purpose, round, index, draw) for index, (candidate, task) in enumerate(pairs)
         )
+        await asyncio.to_thread(self._recorder.flush)  # what counts for a candidate must survive a kill
         groups, trials = [group for group, _ in tried], [trial for _, trial in tried]
         self.episodes += [(purpose, one) for group in groups for one in (*group.episodes, *group.failed)]
         self._watch.look_at_groups(f"round {round} ({purpose})", groups)
@@ -246,6 +248,8 @@ class PromptRun:
         check_budget(config, self.algorithm, sizes, len(self.split.confirmation))
         self.journal = PromptJournal(experiment.path, experiment.masker)
         self.history = self.journal.resume()
+        self.why = ""
+        """Why the search has ended; empty while it goes on."""
         self._refuse_what_changed()
         self.progress = Progress.create(options.progress_mode())
         self.recorder = EpisodeRecorder(
@@ -255,7 +259,6 @@ class PromptRun:
         self.trials = EpisodeTrials(
             config, self.runtime, self.split.all, self.recorder, self.progress, experiment.masker
         )
-        self.why = ALL_ROUNDS
         self.round_began = time.monotonic()
 
     def run(self) -> int:
@@ -351,8 +354,7 @@ class PromptRun:
 
     def _refuse_what_changed(self) -> None:
         """A search compares candidates on the same tasks, from one start."""
-        history: History = self.history
-        started = history.started
+        started = self.history.started
         if not started:
             return
         folder = self.experiment.path
@@ -371,8 +373,11 @@ class PromptRun:
             )
         if started["tasks"] != self._task_names() or started["queries"] != self._queries():
             raise ConfigError(f"ajet.task_reader: the search in {folder} began with other tasks: {again}")
-        ended, limits = history.ended, self.tuning.budget.model_dump(mode="json")
+        ended, limits = self.history.ended, self.tuning.budget.model_dump(mode="json")
         if ended is not None and ended["rounds"] >= self.algorithm.rounds and ended["limits"] == limits:
+            if was_cut_off(folder):  # the search has ended, and the run has not
+                self.why = ended["reason"]
+                return
             raise ConfigError(
                 f"{folder} is complete: {ended['reason']}. Its best templates are in {self.journal.best}. To continue, "
                 f"raise ajet.prompt_tuning.rounds or the budget; {again}"
@@ -381,6 +386,8 @@ class PromptRun:
     # ------------------------------------------------------------ running
 
     async def _tune(self, search: Search) -> None:
+        if self.why:
+            return
         try:
             await self.algorithm.run(search)
         except BudgetExhausted as error:
@@ -423,6 +430,8 @@ class PromptRun:
         score = search.validation_of(search.best)
         if search.best is search.start or not tasks or score is None:
             return None
+        if (known := self.history.confirmed) is not None and search.round == self.history.earlier.round:
+            return TemplateComparison.from_record(known)  # the run was cut off behind it
         search.budget.confirm()
         before, after = await search.score([search.start, search.best], tasks, Purpose.CONFIRMATION)
         comparison = TemplateComparison.of(before, after)
@@ -431,13 +440,11 @@ class PromptRun:
             return None
         record = {"start": search.start.id, "best": search.best.id, **comparison.to_record()}
         await asyncio.to_thread(self.journal.confirm, search.best, score, record)
-        self.experiment.metrics.log(
-            search.round,
-            {
-                "prompt/confirmed/before": comparison.before,
-                "prompt/confirmed/after": comparison.after,
-                "prompt/confirmed/low": comparison.gain.low,
-                "prompt/confirmed/high": comparison.gain.high,
-            },
-        )
+        metrics = {
+            "prompt/confirmed/before": comparison.before,
+            "prompt/confirmed/after": comparison.after,
+            "prompt/confirmed/low": comparison.gain.low,
+            "prompt/confirmed/high": comparison.gain.high,
+        }
+        self.experiment.metrics.log(search.round, metrics)
         return comparison

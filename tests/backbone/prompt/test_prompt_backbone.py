@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ import yaml
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.prompt import run
-from ajet.backbone.prompt.journal import read_best, read_history
+from ajet.backbone.prompt.journal import PromptJournal, read_best, read_history
 from ajet.cli.main import main
 from ajet.config import load_config
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
+from ajet.observe.recorder import EpisodeRecorder
+from ajet.observe.run_files import is_complete
 from ajet.prompt_tuning.proposal import ProposerError, SearchFailedError, UnusedTemplateError
 from ajet.schema.errors import ConfigError
 from support.call_trees import weights_version
@@ -42,6 +45,10 @@ def tuned(conf: Path, *overrides: str, fresh: bool = False) -> Path:
 def history(folder: Path, event: str) -> list[dict[str, Any]]:
     lines = (folder / "prompts/history.jsonl").read_text().splitlines()
     return [record for record in map(json.loads, lines) if record["event"] == event]
+
+
+def recorded(folder: Path) -> set[str]:
+    return {one.episode.episode_id for one in EpisodeStore(folder / "episodes.sqlite").all()}
 
 
 @pytest.mark.parametrize("algorithm", ["best_of", "apo", "gepa"])
@@ -125,6 +132,45 @@ def test_what_is_left_of_a_killed_round_is_dropped(tmp_path: Path) -> None:
     assert file.read_text().startswith(whole)
     assert history(folder, "round")[-1]["spent"]["episodes"] > 100, "what a killed round took is spent"
     assert read_best(folder)["candidate"].startswith("c")
+
+
+@pytest.mark.parametrize("lost", ["ended", "confirmed"])
+def test_a_run_that_was_cut_off_at_its_end_is_finished_by_the_same_command(tmp_path: Path, lost: str) -> None:
+    conf = project(tmp_path, prompt_tuning__rounds=1)
+    folder = tuned(conf)
+    found = read_best(folder)
+    assert "confirmed" in found
+    for file, lines in (("events.jsonl", 1), ("prompts/history.jsonl", int(lost == "confirmed"))):
+        kept = (folder / file).read_text().splitlines(keepends=True)
+        (folder / file).write_text("".join(kept[: len(kept) - lines]))
+    spent = history(folder, "scores")[-1]["spent"]["episodes"]
+    tuned(conf)
+    assert is_complete(folder) and read_best(folder) == found
+    assert history(folder, "ended")[-1]["spent"]["episodes"] == spent == len(recorded(folder)), "nothing was run again"
+    with pytest.raises(ConfigError, match="is complete: all rounds were run"):
+        tuned(conf)
+
+
+def test_episodes_that_count_are_recorded_when_their_round_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, write = PromptJournal.commit, EpisodeRecorder._write
+    missing = []
+
+    def look_and_commit(journal: PromptJournal, event: str, **fields: Any) -> None:
+        folder = journal.folder.parent
+        named = [name for one in history(folder, "scores") for trial in one["trials"] for name in trial["episodes"]]
+        missing.append(set(named) - recorded(folder))
+        commit(journal, event, **fields)
+
+    def write_late(recorder: EpisodeRecorder, *work: Any) -> Any:
+        time.sleep(0.05)
+        return write(recorder, *work)
+
+    monkeypatch.setattr(PromptJournal, "commit", look_and_commit)
+    monkeypatch.setattr(EpisodeRecorder, "_write", write_late)
+    tuned(project(tmp_path, prompt_tuning__rounds=1))
+    assert missing == [set(), set(), set()]
 
 
 def test_a_search_that_goes_on_counts_what_it_spent_and_drops_what_it_could_not_try(tmp_path: Path) -> None:
