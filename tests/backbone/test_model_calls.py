@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -20,8 +21,7 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.failures import ModelCallWatch, warn_of
 from ajet.backbone.local import run
 from ajet.backbone.ray.collector import EpisodeCollector, GroupRunner
-from ajet.backbone.ray.launcher import tell_unwritten
-from ajet.backbone.ray.payload import EPISODE_METRICS, UNWRITTEN, RunError, RunPayload
+from ajet.backbone.ray.payload import EPISODE_METRICS, RunError, RunPayload
 from ajet.config import make_config
 from ajet.config.loader import load_config
 from ajet.context_tracker import TrackerSettings
@@ -178,19 +178,32 @@ def test_on_ray_the_collector_reports_it(tmp_path: Path, monkeypatch: pytest.Mon
     assert "own = AsyncOpenAI()" in reason and "\n" not in reason
 
 
-def test_on_ray_episodes_that_wait_for_room_are_lost_at_the_end(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_on_ray_the_recording_is_closed_at_the_end_and_what_it_lacks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = RunPayload({}, "", "", "", reports=str(tmp_path))
-    collector: Any = object.__new__(EpisodeCollector)
-    collector._run = run
-    for whole in (True, False, True, False):
-        collector._recorder = SimpleNamespace(flush=lambda whole=whole: whole)
-        collector._record(1, [], {}, False)
-        assert (tmp_path / UNWRITTEN).exists() is not whole
-    tell_unwritten(tmp_path, Path("episodes.sqlite"))
-    (record,) = caplog.records
-    assert hasattr(record, LOST) and "episodes.sqlite lacks the last episodes" in record.getMessage()
+    monkeypatch.chdir(tmp_path)
+    yaml = project(tmp_path)
+    config = load_config(yaml, [], backbone="verl")
+    reports = str(tmp_path)
+    run = RunPayload(config.model_dump(mode="json"), reports, str(yaml), "tiny:qwen2", reports, reports=reports)
+
+    async def ended(disk: str) -> None:
+        collector = EpisodeCollector(run.encode())
+        if disk == "full":
+            monkeypatch.setattr("ajet.observe.recorder.insert_episode", full)
+        await collector.add("g", EpisodeGroup("g", "t", silent(2)), Task(task_id="t"), {})
+        await collector.end_step(1, ["g"], [], False)
+        await collector.close()
+
+    def full(*_: Any) -> int:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    asyncio.run(ended("free"))
+    assert not (tmp_path / "episodes.sqlite-wal").exists()
+    assert not any(hasattr(record, LOST) for record in caplog.records)
+    asyncio.run(ended("full"))
+    (told,) = [record for record in caplog.records if hasattr(record, LOST)]
+    assert "episodes.sqlite lacks " in told.getMessage()
 
 
 def test_on_ray_a_group_brings_what_it_asked_of_the_helper_and_tokens_that_rows_have_no_room_for() -> None:

@@ -19,7 +19,7 @@ import ray
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.metrics import episode_metrics, ledger_metrics, staleness, step_names, token_rate
 from ajet.backbone.plan import BEFORE_THE_FIRST
-from ajet.backbone.ray.payload import EPISODE_METRICS, UNWRITTEN, WARNINGS, RunError, RunPayload
+from ajet.backbone.ray.payload import EPISODE_METRICS, WARNINGS, RunError, RunPayload
 from ajet.backbone.ray.watcher import WarningRelay
 from ajet.backbone.report import validation_metrics
 from ajet.context_tracker import TrackerSettings
@@ -127,6 +127,11 @@ class EpisodeCollector:
             await self.report_failure(RunError.of(error))
         return metrics
 
+    async def close(self) -> None:
+        """The run has ended: write episodes that waited for room, and send the last spans."""
+        if self._recorder is not None:
+            self._recorder.close()
+
     def _metrics(
         self,
         step: int,
@@ -172,11 +177,7 @@ class EpisodeCollector:
                 validation=validation,
                 task=self._task_of.get(episode.task_id),
             )
-        unwritten = Path(self._run.reports, UNWRITTEN)
-        if self._recorder.flush():
-            unwritten.unlink(missing_ok=True)
-        else:
-            unwritten.touch()
+        self._recorder.flush()
 
     def _write(self, step: int, metrics: dict[str, float]) -> None:
         with Path(self._run.reports, EPISODE_METRICS).open("a", encoding="utf-8") as file:

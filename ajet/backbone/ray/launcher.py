@@ -25,7 +25,7 @@ from ajet.backbone.checks import read_tasks
 from ajet.backbone.failures import GapWatch
 from ajet.backbone.plan import BEFORE_THE_FIRST, lacks_validation, training_steps
 from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
-from ajet.backbone.ray.payload import EPISODE_METRICS, UNWRITTEN, WARNINGS, DriverInput, RunError, RunPayload
+from ajet.backbone.ray.payload import EPISODE_METRICS, WARNINGS, DriverInput, RunError, RunPayload
 from ajet.backbone.ray.start import (
     ClusterPlace,
     ray_environment,
@@ -42,7 +42,6 @@ from ajet.backbone.ray.watcher import (
     watch,
 )
 from ajet.backbone.report import exit_code, show_report
-from ajet.observe.logs import LOST
 from ajet.observe.metrics import read_metrics
 from ajet.observe.progress import Progress
 from ajet.observe.progress_state import RunningTotal
@@ -134,7 +133,6 @@ def run(adapter: BackboneAdapter, config: Config, experiment: ExperimentFolder, 
                 log.warning("%s", how_to_connect(config))
             environment |= adapter.environment(scratch)
             _watch_driver(adapter, config, experiment, options, prepared, environment, machine)
-            tell_unwritten(scratch, experiment.episodes)
     if (weights := adapter.newest_weights(config, prepared.checkpoints)) is not None:
         keep_weights(weights, experiment.hf)
     if not options.json:
@@ -180,12 +178,6 @@ def _watch_driver(
         code = watch(child, sources, Tail(scratch / WARNINGS), experiment, progress, gap, silence_s=silence_s)
     if code != 0:
         raise why_it_failed(adapter.title, code, RunError.read(scratch), prepared.log, experiment.masker.text)
-
-
-def tell_unwritten(scratch: Path, episodes: Path) -> None:
-    """At the end: episodes that still wait for room on their disk are lost."""
-    if (scratch / UNWRITTEN).exists():
-        log.error("%s lacks the last episodes: there was no room", episodes, extra={LOST: True})
 
 
 def why_it_failed(

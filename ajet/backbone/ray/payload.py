@@ -26,8 +26,6 @@ from ajet.task_runner.remote import KEY_VARIABLE
 EPISODE_METRICS, ERROR, WARNINGS = "episodes.jsonl", "error.json", "warnings.jsonl"
 """Files in the launcher's private folder: from the collector, from the first that can't go on, from those that run
 episodes."""
-UNWRITTEN = "unwritten"
-"""Another, which is there while episodes wait for room on their disk."""
 KEY = "ajet_run"
 """Key under verl's `data`, which reaches the dataset, the workers and the driver alike."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.backbone.failures import GapWatch, warn_of
-from ajet.observe.logs import TRACEBACK
+from ajet.observe.logs import LOST, TRACEBACK
 from ajet.schema.errors import AjetError
 from ajet.system.processes import RAY_RUN, end_all
 
@@ -194,7 +194,8 @@ class WarningRelay(logging.Handler):
         traceback = getattr(record, TRACEBACK, "")
         if record.exc_info:
             traceback = logging.Formatter().formatException(record.exc_info)
-        kept = {name: getattr(record, name) for name in ("name", "levelno", "levelname", "msg", "args")}
+        names = ("name", "levelno", "levelname", "msg", "args", LOST)
+        kept = {name: getattr(record, name) for name in names if hasattr(record, name)}
         line = json.dumps(kept | {TRACEBACK: traceback}, default=str) + "\n"
         try:
             with self._path.open("ab", buffering=0) as file:  # in one write: several processes append to it

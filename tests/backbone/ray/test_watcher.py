@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ajet.backbone.ray.watcher import LEFT_OUT, ChildLog, Tail, WarningRelay, first_line, log_relayed
-from ajet.observe.logs import TRACEBACK
+from ajet.observe.logs import LOST, TRACEBACK
 
 
 def test_a_metrics_line_counts_when_it_is_whole(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_warning_of_another_process_is_logged_here_with_its_traceback(
     log_relayed(here)
     there.info("nothing")
     relay.handle(logging.makeLogRecord({"name": "verl.utils", "levelno": logging.WARNING, "msg": "its own"}))
-    there.warning("%s in episode %s", "timeout", "e7", extra={TRACEBACK: "line 3"})
+    there.warning("%s in episode %s", "timeout", "e7", extra={TRACEBACK: "line 3", LOST: True})
     try:
         raise KeyError("answer")
     except KeyError:
@@ -49,6 +49,7 @@ def test_a_warning_of_another_process_is_logged_here_with_its_traceback(
     ]
     assert caplog.records[0].msg == "%s in episode %s"  # by which the terminal knows warnings of one kind
     assert getattr(caplog.records[0], TRACEBACK) == "line 3"
+    assert [hasattr(record, LOST) for record in caplog.records] == [True, False]
     assert "KeyError: 'answer'" in getattr(caplog.records[1], TRACEBACK)
 
 

@@ -97,6 +97,7 @@ def run_stages(config: Any, payload: str) -> None:
         _check_complete(ray.get(actors["trainer"].steps_done.remote()), config)
     if nccl:
         _synchronize(config, "teardown")
+    ray.get(collector.close.remote())
     closing = [actor.shutdown.remote() for actor in actors.values()]
     ray.wait(closing, num_returns=len(closing), timeout=CLOSING_S)
     ray.shutdown()

@@ -17,11 +17,12 @@ from ajet.schema.errors import UserError
 
 def run_verl(given: DriverInput) -> None:
     """Run verl's own trainer."""
-    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+    from verl.trainer.main_ppo import run_ppo
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config
 
     from ajet.backbone.ray.verl import plugin
+    from ajet.backbone.ray.verl.worker import TrainerProcess
 
     plugin.require_entry_point()
     settings = given.settings | {f"ray_kwargs.ray_init.{key}": value for key, value in given.ray.items()}
@@ -32,7 +33,7 @@ def run_verl(given: DriverInput) -> None:
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=False)
     if (address := config.ray_kwargs.ray_init.address) != "local":
         look_at_cluster(address, given.nodes)
-    retry_slow_start(lambda: run_ppo(config, task_runner_class=TaskRunnerV1))
+    retry_slow_start(lambda: run_ppo(config, task_runner_class=TrainerProcess))
 
 
 QUEUE = {"name": "TransferQueueController", "namespace": "transfer_queue"}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 import transfer_queue as tq
+from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from ajet.backbone.plan import validation_repeats
@@ -233,6 +234,19 @@ class EpisodeManager(AgentLoopManagerTQ):  # type: ignore[misc]
             raise RuntimeError(reason)
         return metrics
 
+    def close(self) -> None:
+        """The run has ended."""
+        ray.get(self._collector.close.remote())
+
     def set_mini_batch(self, size: int) -> None:
         """verl's trainer reads this at each step; the object is the trainer's own."""
         self.config.actor_rollout_ref.actor.ppo_mini_batch_size = size
+
+
+@ray.remote
+class TrainerProcess(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc]
+    """verl's trainer. With its process, those that it started end, too."""
+
+    def run(self, config: Any) -> None:
+        super().run(config)
+        current_manager().close()
