@@ -78,6 +78,9 @@ OURS = (
 goes on would keep the records of steps that verl runs again."""
 CPU_ROLLOUT = "ajet_torch"
 """Name under which the plugin registers the embedded engine as a rollout server (CPU only)."""
+LEAST_KEPT = 2
+"""Checkpoints: asked for one, verl removes the old one before its file names the new one, and a kill between leaves
+none to go on from."""
 TRAINER_MODE = "trainer.v1.trainer_mode"
 SYNC_STEP = "trainer.v1.separate_async.parameter_sync_step"
 PASSED_THROUGH = ("actor_rollout_ref", "ray_kwargs", "transfer_queue", "global_profiler")
@@ -197,6 +200,8 @@ def _notes(config: Config, machine: Machine) -> Iterator[Remark]:
             "ajet.trainer_common.algorithm.use_kl_in_reward",
             "verl would subtract the KL from advantages that are already computed; set use_kl_loss: true instead",
         )
+    if common.keep_checkpoints < LEAST_KEPT:
+        yield Remark("ajet.trainer_common.keep_checkpoints", f"with verl, the newest {LEAST_KEPT} are kept")
     if common.resume not in ("auto", "never") and checkpoint_step(common.resume) is None:
         yield Remark.refusal("ajet.trainer_common.resume", "verl's checkpoints are folders named global_step_N")
     given = pass_through(config)
@@ -390,7 +395,7 @@ def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "trainer.val_before_train": run.validates and (first or common.val_only),
         "trainer.val_only": common.val_only or (run.resumed_step or 0) >= steps,
         "trainer.default_local_dir": str(run.checkpoint_dir),
-        "trainer.max_actor_ckpt_to_keep": common.keep_checkpoints,
+        "trainer.max_actor_ckpt_to_keep": max(common.keep_checkpoints, LEAST_KEPT),
         "trainer.critic_warmup": 0,
         "trainer.use_v1": True,
         TRAINER_MODE: "sync",

@@ -84,7 +84,8 @@ COMMON = "trainer_common"
         (f"{COMMON}.test_freq", 0, "trainer.test_freq", -1),
         (f"{COMMON}.val_before_train", True, "trainer.val_before_train", True),
         (f"{COMMON}.val_only", True, "trainer.val_only", True),
-        (f"{COMMON}.keep_checkpoints", 2, "trainer.max_actor_ckpt_to_keep", 2),
+        (f"{COMMON}.keep_checkpoints", 3, "trainer.max_actor_ckpt_to_keep", 3),
+        (f"{COMMON}.keep_checkpoints", 1, "trainer.max_actor_ckpt_to_keep", 2),  # a kill must leave one
         (f"{COMMON}.seed", 5, "data.seed", 5),
         ("project_name", "p", "trainer.project_name", "p"),
         ("experiment_name", "e", "trainer.experiment_name", "e"),
