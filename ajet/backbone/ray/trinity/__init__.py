@@ -16,7 +16,15 @@ from ajet.backbone.ray import launcher
 from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings, check_refused
 from ajet.backbone.ray.start import detect_machine, planned_machine, require_library
 from ajet.backbone.ray.trinity import plugin
-from ajet.backbone.ray.trinity.config import CPU_GPUS, RUN_NAME, check_honoured, run_mode, show, trinity_settings
+from ajet.backbone.ray.trinity.config import (
+    CPU_GPUS,
+    RUN_NAME,
+    check_honoured,
+    run_mode,
+    show,
+    trinity_settings,
+    unknown_keys,
+)
 from ajet.backbone.ray.watcher import Source, Tail
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import MissingDependencyError
@@ -42,7 +50,7 @@ def show_config(config: Config) -> str:
 def planned_notes(config: Config) -> list[Remark]:
     """What a run would refuse or do in part, whether or not it could start on this machine."""
     machine = planned_machine()
-    return [*check_honoured(config, machine), *padding_notes(config, machine)]
+    return [*check_honoured(config, machine), *padding_notes(config, machine), *unknown_keys(config)]
 
 
 def padding_notes(config: Config, machine: Machine) -> Iterator[Remark]:
@@ -81,7 +89,7 @@ class TrinityAdapter:
 
     def check(self, config: Config, machine: Machine, options: LaunchOptions) -> None:
         """Trinity checks its GPUs itself."""
-        check_refused(list(padding_notes(config, machine)), "trinity")
+        check_refused([*padding_notes(config, machine), *unknown_keys(config)], "trinity")
 
     def notes(self, config: Config, machine: Machine) -> list[Remark]:
         return check_honoured(config, machine)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.plan import serving_engine, validation_repeats
+from ajet.backbone.plan import installed, serving_engine, validation_repeats
 from ajet.backbone.ray.mapping import (
     Machine,
     Remark,
@@ -151,6 +151,16 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
         nested = {name: nested}
     assert isinstance(nested, dict)
     return nested
+
+
+def unknown_keys(config: Config) -> Iterator[Remark]:
+    """The user's keys for Trinity that it, if it is installed, doesn't have, or not with such a value."""
+    if installed("trinity-rft") is not None:
+        for key, value in pass_through(config).items():
+            try:
+                compose_trinity_config({key: value})
+            except ConfigError as error:
+                yield Remark.refusal(f"ajet.trinity.{key}", str(error))
 
 
 def check_honoured(config: Config, machine: Machine) -> list[Remark]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone.metrics import from_verl
 from ajet.backbone.ray import launcher
-from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
+from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings, check_refused
 from ajet.backbone.ray.start import check_gpus, detect_machine, planned_machine, require_library
-from ajet.backbone.ray.verl.config import check_honoured, checkpoint_step, show, verl_settings
+from ajet.backbone.ray.verl.config import check_honoured, checkpoint_step, show, unknown_keys, verl_settings
 from ajet.backbone.ray.watcher import Source, Tail
 from ajet.schema.errors import UserError
 
@@ -39,7 +39,7 @@ def show_config(config: Config) -> str:
 
 def planned_notes(config: Config) -> list[Remark]:
     """What a run would refuse or do in part, whether or not it could start on this machine."""
-    return check_honoured(config, planned_machine())
+    return [*check_honoured(config, planned_machine()), *unknown_keys(config)]
 
 
 class VerlAdapter:
@@ -56,6 +56,7 @@ class VerlAdapter:
         return detect_machine("verl")
 
     def check(self, config: Config, machine: Machine, options: LaunchOptions) -> None:
+        check_refused(list(unknown_keys(config)), self.name)
         common = config.ajet.trainer_common
         gpus = 1 if machine.cpu else common.nnodes * common.n_gpus_per_node
         engine = 1 if machine.cpu else config.ajet.rollout.tensor_model_parallel_size

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from ajet.backbone.plan import serving_engine, validation_repeats
+from ajet.backbone.plan import installed, serving_engine, validation_repeats
 from ajet.backbone.ray.mapping import (
     ONE_ROW,
     Machine,
@@ -148,22 +149,11 @@ def compose_verl_config(settings: Settings, given: Settings | None = None) -> Di
 
     A key that begins with `+` is added without being checked, as on verl's own command line. Needs verl.
     """
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf, open_dict
 
-    of_program = GlobalHydra.instance().hydra  # verl's own programs have one, by `@hydra.main`
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_module("verl.trainer.config", version_base=None):
-            config: DictConfig = compose("ppo_trainer")
-    finally:
-        GlobalHydra.instance().hydra = of_program
-    plain = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(plain, dict)
-    known = {key for key, _ in flatten({str(key): value for key, value in plain.items()})}
-    for key in given or {}:
-        _check_known(key, known)
+    config = _defaults()
+    for wrong in _unknown(given or {}, config).values():
+        raise ConfigError(wrong)
     OmegaConf.set_struct(config, False)
     with open_dict(config):
         for key, value in settings.items():
@@ -172,16 +162,46 @@ def compose_verl_config(settings: Settings, given: Settings | None = None) -> Di
     return config
 
 
-def _check_known(key: str, known: set[str]) -> None:
-    if key.startswith("+") or key.startswith(ADDABLE):
-        return
+def unknown_keys(config: Config) -> Iterator[Remark]:
+    """The user's keys for verl that it doesn't have. Reads verl's files, if it is installed, without importing it."""
+    if (given := pass_through(config)) and installed("verl") is not None:
+        for key, wrong in _unknown(given, _defaults()).items():
+            yield Remark.refusal(f"ajet.verl.{key}", wrong)
+
+
+def _defaults() -> DictConfig:
+    """verl's own."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    verl = find_spec("verl")
+    assert verl is not None and verl.submodule_search_locations
+    of_program = GlobalHydra.instance().hydra  # verl's own programs have one, by `@hydra.main`
+    GlobalHydra.instance().clear()
+    try:
+        folder = Path(verl.submodule_search_locations[0], "trainer", "config").absolute()
+        with initialize_config_dir(str(folder), version_base=None):
+            config: DictConfig = compose("ppo_trainer")
+    finally:
+        GlobalHydra.instance().hydra = of_program
+    return config
+
+
+def _unknown(given: Settings, defaults: DictConfig) -> dict[str, str]:
+    """What is wrong with those of the keys that verl doesn't have."""
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(defaults, resolve=False)
+    assert isinstance(plain, dict)
+    known = {key for key, _ in flatten({str(key): value for key, value in plain.items()})}
     parents = {name.rsplit(".", count)[0] for name in known for count in range(1, name.count(".") + 1)}
-    if key in known or key in parents:
-        return
-    near = get_close_matches(key, known, n=1)
-    raise ConfigError(
-        f"verl has no key {key!r}" + (f": did you mean {near[0]}?" if near else "") + f" (`+{key}` adds it unchecked)"
-    )
+    wrong = {}
+    for key in given:
+        if not key.startswith(("+", *ADDABLE)) and key not in known | parents:
+            near = get_close_matches(key, known, n=1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            wrong[key] = f"verl has no key {key!r}{hint} (`+{key}` adds it unchecked)"
+    return wrong
 
 
 def check_honoured(config: Config, machine: Machine) -> list[Remark]:

@@ -99,3 +99,13 @@ def test_every_key_that_we_set_is_one_that_trinity_has() -> None:
     assert compose_trinity_config(trinity_settings(make_config({}), facts, cpu)).cluster.gpu_per_node == 2
     with pytest.raises(ConfigError, match=r"did you mean synchronizer\.sync_interval"):
         compose_trinity_config({"synchronizer.sync_intervall": 1})
+
+
+def test_keys_that_trinity_does_not_have_are_told_together() -> None:
+    from ajet.backbone.ray.trinity import planned_notes
+    from ajet.config import make_config
+
+    wrong = {"trainer": {"total_stepz": 2}, "explorer": {"rollout_modell": {"seed": 3}, "max_timeout": 9}}
+    one, other = [str(note) for note in planned_notes(make_config({}, trinity=wrong)) if note.refused]
+    assert one.startswith("ajet.trinity.trainer.total_stepz: ") and "did you mean trainer.total_steps?" in one
+    assert other.startswith("ajet.trinity.explorer.rollout_modell.seed: ") and "explorer.rollout_model.seed?" in other

@@ -217,6 +217,23 @@ def test_every_key_that_we_set_is_one_that_verl_has() -> None:
         compose_verl_config({}, given={"actor_rollout_ref.actor.optim.lrr": 1})
 
 
+def test_keys_that_verl_does_not_have_are_told_before_verl_is_imported() -> None:
+    code = """
+import sys
+from ajet.backbone.ray.verl import planned_notes
+from ajet.config import make_config
+
+wrong = {"actor_rollout_ref": {"actor": {"ppo_epoch": 2}}, "trainer": {"balance_bach": True, "balance_batch": True}}
+print(*(str(note) for note in planned_notes(make_config({}, verl=wrong)) if note.refused), sep="\\n")
+assert not {"verl", "torch", "ray"} & sys.modules.keys()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    one, other = done.stdout.splitlines()
+    assert one.startswith("ajet.verl.actor_rollout_ref.actor.ppo_epoch: verl has no key")
+    assert "did you mean actor_rollout_ref.actor.ppo_epochs?" in one
+    assert other.startswith("ajet.verl.trainer.balance_bach: ") and "did you mean trainer.balance_batch?" in other
+
+
 def test_a_cluster_where_another_run_of_verl_is_at_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
