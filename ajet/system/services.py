@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from ajet.schema.errors import UserError
+from ajet.system.command_line import termination_like_interrupt
 from ajet.system.http_messages import is_loopback
 from ajet.system.processes import STARTED_BY, end_all, made_state_folder, recorded
 
@@ -138,9 +139,11 @@ def _dot_env() -> dict[str, str]:
 
 @contextmanager
 def yaml_services(config: Config, *, use_running: bool = False) -> Iterator[None]:
-    """The services of the YAML, for commands that need them without being a run: what is said goes to stderr.
-    `use_running`: one whose address answers, because a run has it or the user has started it, is not started."""
+    """The services of the YAML, for commands that need them without being a run: what is said goes to stderr, and
+    SIGTERM ends the command like Ctrl-C, and so the services. `use_running`: one whose address answers, because a run
+    has it or the user has started it, is not started."""
     with ExitStack() as stack:
+        stack.enter_context(termination_like_interrupt())
         for service in wanted_services(config, ()):
             if use_running and service.address is not None and answers(service.address):
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -96,6 +97,18 @@ def test_one_that_is_running_is_used_by_commands_that_are_no_run(capfd: pytest.C
         socket.create_connection(("127.0.0.1", port)).close()
     with socket.socket() as gone:
         assert gone.connect_ex(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_no_run_ends_its_services_when_it_is_ended(number: signal.Signals) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    with (
+        pytest.raises(KeyboardInterrupt),
+        yaml_services(make_config({"services.w": {"command": "sleep 99 & sleep 98"}})),
+    ):
+        assert set(psutil.Process().children(recursive=True)) - before
+        signal.raise_signal(number)
+    assert not set(psutil.Process().children(recursive=True)) - before
 
 
 @pytest.mark.parametrize(
