@@ -102,12 +102,16 @@ def test_one_that_is_running_is_used_by_commands_that_are_no_run(capfd: pytest.C
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_command_that_is_no_run_ends_its_services_when_it_is_ended(number: signal.Signals) -> None:
     before = set(psutil.Process().children(recursive=True))
-    with (
-        pytest.raises(KeyboardInterrupt),
-        yaml_services(make_config({"services.w": {"command": "sleep 99 & sleep 98"}})),
-    ):
-        assert set(psutil.Process().children(recursive=True)) - before
-        signal.raise_signal(number)
+    handled = signal.signal(number, signal.SIG_DFL)  # under `nohup`, SIGHUP is ignored
+    try:
+        with (
+            pytest.raises(KeyboardInterrupt),
+            yaml_services(make_config({"services.w": {"command": "sleep 99 & sleep 98"}})),
+        ):
+            assert set(psutil.Process().children(recursive=True)) - before
+            signal.raise_signal(number)
+    finally:
+        signal.signal(number, handled)
     assert not set(psutil.Process().children(recursive=True)) - before
 
 
