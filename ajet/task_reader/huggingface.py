@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -93,8 +94,8 @@ class HuggingFaceReader(BaseTaskReader):
 
 
 def _separator(table: Path) -> str:
-    """What separates the columns of a CSV file, by its first line: where a comma is the decimal sign, Excel writes
-    semicolons."""
+    """What separates the columns of a CSV file, by its first line without what is in quotes: where a comma is the
+    decimal sign, Excel writes semicolons."""
     with table.open("rb") as file:
-        header = file.readline()
+        header = re.sub(rb'"[^"]*"', b"", file.readline())
     return max((",", ";", "\t"), key=lambda sign: header.count(sign.encode()))

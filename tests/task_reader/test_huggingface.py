@@ -63,6 +63,13 @@ def test_a_table_as_excel_exports_it(tmp_path: Path, separator: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("header", ['"a; b; c",answer', '"a, b, c";answer', "answer"])
+def test_what_is_in_quotes_separates_no_columns(tmp_path: Path, header: str) -> None:
+    (tmp_path / "rows.csv").write_text(f"{header}\n{header.replace('answer', '7')}\n")
+    (task,) = read_training_tasks(reader(dataset_path=str(tmp_path / "rows.csv")))
+    assert str(task.metadata["answer"]) == "7"
+
+
 def test_a_folder_of_splits_and_a_saved_data_set(tmp_path: Path) -> None:
     import datasets
 
