@@ -405,16 +405,17 @@ class EpisodeSession:
         return None if engine.capabilities.exact_tokens else engine
 
     async def _generate(self, prepared: PreparedCall, top_logprobs: int, reader: ReplyReader) -> Completion:
-        left = None
-        if self._deadline is not None:
-            left = self._deadline - asyncio.get_running_loop().time()
-            if left <= 0:
-                raise GenerationTimeoutError("the episode's deadline has passed")
+        left = None if self._deadline is None else self._deadline - asyncio.get_running_loop().time()
+        if left is not None and left <= 0:
+            raise GenerationTimeoutError("the episode's deadline has passed")
         request = GenerateRequest(prepared.prompt_ids, prepared.sampling, self.episode_id, top_logprobs, left)
-        on_tokens = reader.on_tokens if reader.streams else None
-        completion = await self._guarded(self._engine.generate(request, on_tokens))
-        check_completion(completion, prepared)
-        return completion
+
+        async def generate() -> Completion:
+            completion = await self._engine.generate(request, reader.on_tokens if reader.streams else None)
+            check_completion(completion, prepared)
+            return completion
+
+        return await self._guarded(generate())
 
     async def _guarded(self, call: Coroutine[Any, Any, T]) -> T:
         """Turn any exception inside an engine into an `EngineError`."""

@@ -112,7 +112,7 @@ def test_a_malformed_completion_is_not_a_reply(completion: Completion) -> None:
         session = new_session(Bad("x"))
         with pytest.raises(EngineError):
             await session.complete(ChatRequest(USER, sampling=Sampling(max_tokens=10)))
-        assert len(aborted(session)) == 1
+        assert len(aborted(session)) == 1 and session.engine_failure is not None
 
     asyncio.run(run())
 
