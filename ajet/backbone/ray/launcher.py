@@ -236,7 +236,7 @@ def prepare(
         recorded = read_metrics(experiment.path / "metrics.jsonl")
         lacks = lacks_validation(config, recorded, resumed, max(steps, resumed))
     ended = resumed is not None and resumed >= steps and not common.val_only
-    if ended and not was_cut_off(experiment.path):
+    if ended and not (lacks or was_cut_off(experiment.path)):
         raise ConfigError(
             f"{experiment.path} is complete: its newest checkpoint is of step {resumed} of {steps}. To go on, raise "
             f"ajet.trainer_common.total_training_steps; to start anew: {FRESH}"

@@ -140,6 +140,8 @@ class AjetExplorer(Explorer):  # type: ignore[misc]
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._max_staleness = config.algorithm.sample_strategy_args.get("max_staleness")
+        run = RunPayload.decode(config.algorithm.advantage_fn_args["payload"])
+        self._cut_off = run.resumed_step if run.lacks_validation else None
         if on_cpu():
             from ajet.backbone.ray.trinity.cpu_trainer import CpuAllocator
 
@@ -168,7 +170,7 @@ class AjetExplorer(Explorer):  # type: ignore[misc]
         before = self.model_version
         await super().sync_weight()
         every, last = self.config.explorer.eval_interval, self.config.buffer.total_steps
-        if validation_is_due(before, self.model_version, every, last):
+        if validation_is_due(before, self.model_version, every, last, self._cut_off):
             explored = self.explore_step_num
             self.explore_step_num = self.model_version  # Trinity names a validation after it
             try:
@@ -250,10 +252,13 @@ class AjetTrainer(Trainer):  # type: ignore[misc]
             engine_config.actor.ppo_mini_batch_size = rows
 
 
-def validation_is_due(before: int, version: int, every: int, last: int) -> bool:
-    """Whether these weights passed a multiple of `every`, or are those of the last step. Other weights that a run
-    begins with (before: -1), those of its start or of a checkpoint, are validated elsewhere."""
-    return version == last >= every or (before >= 0 and version // every > before // every)
+def validation_is_due(before: int, version: int, every: int, last: int, cut_off: int | None = None) -> bool:
+    """Whether these weights passed a multiple of `every`, or are those of the last step. The first weights of a run
+    (before: -1), those of its start or of a checkpoint, are validated elsewhere, unless that was cut off after this
+    step."""
+    if before < 0:
+        return version == cut_off
+    return version > before and (version // every > before // every or version == last >= every)
 
 
 def staleness(exps: list[Experience], version: int) -> dict[str, float]:

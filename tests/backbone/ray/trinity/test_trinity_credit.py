@@ -228,21 +228,27 @@ def test_rows_that_fill_up_train_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "every", "due"),
+    ("versions", "every", "cut_off", "due"),
     [
-        ([-1, 0, 1, 2, 3, 4], 2, [2, 4]),
-        ([-1, 4, 5, 6], 2, [6]),  # resumed: what step 4 was worth is known
-        ([-1, 0, 3, 6, 9, 12], 5, [6, 12]),  # synchronised every third step
-        ([-1, 0, 1], 9, []),
-        ([-1, 15, 16, 17, 18, 19], 5, [19]),  # at the end
-        ([-1, 19], 5, [19]),  # resumed, having been cut off in it
-        ([-1, 17, 18, 19], 20, []),  # never
+        ([-1, 0, 1, 2, 3, 4], 2, None, [2, 4]),
+        ([-1, 4, 5, 6], 2, None, [6]),  # resumed: what step 4 was worth is known
+        ([-1, 4, 5, 6], 2, 4, [4, 6]),  # resumed, having been cut off in it
+        ([-1, 0, 3, 6, 9, 12], 5, None, [6, 12]),  # synchronised every third step
+        ([-1, 0, 1], 9, None, []),
+        ([-1, 15, 16, 17, 18, 19, 19], 5, None, [19]),  # at the end
+        ([-1, 19, 19], 5, 19, [19]),
+        ([-1, 17, 18, 19], 20, None, []),  # never
     ],
 )
-def test_a_validation_is_due_with_the_weights_of_its_step(versions: list[int], every: int, due: list[int]) -> None:
+def test_a_validation_is_due_with_the_weights_of_its_step(
+    versions: list[int], every: int, cut_off: int | None, due: list[int]
+) -> None:
     from ajet.backbone.ray.trinity.host import validation_is_due
 
-    assert [version for before, version in pairwise(versions) if validation_is_due(before, version, every, 19)] == due
+    found = [
+        version for before, version in pairwise(versions) if validation_is_due(before, version, every, 19, cut_off)
+    ]
+    assert found == due
 
 
 def test_staleness_is_counted_by_token() -> None:
