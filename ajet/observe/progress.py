@@ -129,7 +129,7 @@ class Progress:
         with self._lock:
             state = self.state
             state.step, state.metrics = step, metrics
-            state.spent.add({TOTAL_STEPS: state.total_steps, **metrics})
+            state.spent.add({"step": step, TOTAL_STEPS: state.total_steps, **metrics})
             if "return/mean" in metrics:
                 state.return_by_step.append(metrics["return/mean"])
             if "train/loss" in metrics:

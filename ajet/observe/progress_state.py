@@ -131,7 +131,7 @@ SAMPLED = ("episode/sampled_tokens_total", "val/episode/sampled_tokens_total")
 HELPER = ("helper/calls", "helper/tokens", "helper/cost")
 USED = (STEP, VALIDATION, TOTAL_STEPS, GPUS, *SAMPLED, *HELPER)
 """The metrics that it takes."""
-_OF_STEPS = ("steps", "total_steps", "warm_up")
+_OF_STEPS = ("steps", "last", "total_steps", "warm_up")
 
 
 @dataclass(slots=True)
@@ -149,6 +149,8 @@ class RunningTotal:
     helper_cost: float = 0.0
     """By `ajet.helper.price_per_million`."""
     steps: int = 0
+    last: float = 0.0
+    """The last one's number: more than `steps` if the run began with another's checkpoint."""
     total_steps: float = 0.0
     """0: not known."""
     warm_up: float = 0.0
@@ -167,6 +169,7 @@ class RunningTotal:
         if step:
             self.warm_up = self.warm_up or self.seconds
             self.steps += 1
+            self.last = max(_of(metrics, "step"), self.steps)
 
     @classmethod
     def of(cls, lines: Iterable[Mapping[str, Any]]) -> RunningTotal:
@@ -180,7 +183,8 @@ class RunningTotal:
     def of_columns(cls, columns: Mapping[str, Any]) -> RunningTotal:
         """Of `steps` and `series`, as the viewer reads them."""
         series = columns["series"]
-        return cls.of({name: series[name][at] for name in series} for at in range(len(columns["steps"])))
+        steps = enumerate(columns["steps"])
+        return cls.of({"step": step, **{name: series[name][at] for name in series}} for at, step in steps)
 
     @property
     def expected_seconds(self) -> float | None:
@@ -188,7 +192,7 @@ class RunningTotal:
         if not self.total_steps or self.steps < 2:
             return None
         pace = (self.seconds - self.warm_up) / (self.steps - 1)
-        return self.seconds + max(0.0, self.total_steps - self.steps) * pace
+        return self.seconds + max(0.0, self.total_steps - self.last) * pace
 
     def figures(self) -> dict[str, float]:
         """By name; what was not used is left out."""

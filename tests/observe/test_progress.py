@@ -77,6 +77,11 @@ def test_the_time_left_follows_from_the_steps_after_the_first() -> None:
     assert progress.state.eta_seconds is None
     progress.step(2, {"time/step": 30.0, "time/validate": 2.0})
     assert progress.state.eta_seconds == 2 * 32.0
+    resumed = Progress.create(ProgressMode.QUIET)
+    resumed.start("math", "local", total_steps=14, step=10)  # from another run's checkpoint
+    for step in (11, 12):
+        resumed.step(step, {"time/step": 30.0})
+    assert resumed.state.eta_seconds == 2 * 30.0
 
 
 @pytest.mark.parametrize("mode", [ProgressMode.LIVE, ProgressMode.PLAIN, ProgressMode.JSON])
