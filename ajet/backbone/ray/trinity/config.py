@@ -8,7 +8,7 @@ looks up in every process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +94,8 @@ def trinity_settings(config: Config, run: RunFacts, machine: Machine) -> Setting
 
 def pass_through(config: Config) -> Settings:
     """Trinity's own keys as the user wrote them: `trinity.…` and `ajet.trinity.…`."""
-    return dict(flatten(config.trinity)) | dict(flatten(config.ajet.trinity))
+    given = dict(flatten(config.trinity)) | dict(flatten(config.ajet.trinity))
+    return {key: value for key, value in given.items() if not isinstance(value, Mapping)}  # an empty group sets nothing
 
 
 def run_mode(config: Config) -> str:

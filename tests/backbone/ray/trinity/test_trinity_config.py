@@ -131,6 +131,7 @@ def test_what_the_user_wrote_for_trinity_wins() -> None:
         trinity={"synchronizer": {"sync_interval": 3, "sync_offset": 2}},
     )
     assert (given["synchronizer.sync_interval"], given["synchronizer.sync_offset"]) == (4, 2)
+    assert settings(trinity={"trainer": {}, "explorer": {"rollout_model": {}}}) == settings(), "empty groups"
 
 
 def test_staleness_is_bounded_when_nothing_else_waits() -> None:
