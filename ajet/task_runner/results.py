@@ -333,7 +333,7 @@ def _model_error_code(error: BaseException) -> str:
     return ""
 
 
-CLIENT = "to ask the tuned model, make the client by tuner.as_raw_openai_sdk_client(), as_langchain_model() or the like"
+CLIENT = "to ask the tuned model, write client = tuner.as_raw_openai_sdk_client(), or as_langchain_model()"
 LOOP_RUNS = ("asyncio.run() cannot be called from a running event loop", "This event loop is already running")
 OTHER_LOOP = ("is bound to a different event loop", "attached to a different loop")
 NO_KEY = ("Missing credentials", "api_key client option must be set", "Could not resolve authentication method")

@@ -112,7 +112,7 @@ CASES: dict[str, tuple[str, list[str], list[str]]] = {
     ),
     "a wrong field": ("Field", [], ["metadata: Input should be a valid dictionary, not ['a list']", "agents.py:35"]),
     "a client of one's own": ("NoKey", [], ["write client = tuner.as_raw_openai_sdk_client()"]),
-    "a loop in a loop": ("Loop", [], ["write `await …` instead, or make it `def execute`"]),
+    "a loop in a loop": ("Loop", [], ["write `await …` instead, or a plain `def` without async"]),
     "a long prompt": ("Long", [], ["ajet.rollout.max_model_len: raise it"]),
     "a cut reply": (
         "Cut",
