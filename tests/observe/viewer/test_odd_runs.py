@@ -22,6 +22,7 @@ from ajet.observe.viewer.serve import Viewer
 from ajet.schema.episode import Episode, EpisodeStatus, Failure
 from support.pages_of_viewer import settled, start
 from support.synthetic_run import TreeMaker, Vocabulary, math_episode
+from support.waiting import wait_until
 
 Open = Callable[..., Page]
 ASKED = '{"id": 12345678901234567890, "price": 1.50}'
@@ -118,7 +119,8 @@ def test_a_metric_of_one_step_is_a_point(tmp_path: Path, open_page: Open) -> Non
     settled(page)
     chart = page.locator(".chart", has=page.get_by_role("heading", name="Validation return", exact=True))
     assert chart.locator("canvas").evaluate(HAS_ACCENT), "the value is drawn"
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "a long name doesn't widen the page"
+    # a long name doesn't widen the page, once charts are drawn at their width
+    wait_until(lambda: bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth")))
 
 
 HAS_ACCENT = """canvas => {
