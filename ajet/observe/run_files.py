@@ -171,10 +171,10 @@ def is_complete(folder: Path) -> bool:
 
 
 def was_cut_off(folder: Path) -> bool:
-    """Whether the run that goes on in this folder was killed or interrupted before."""
+    """Whether the run that goes on in this folder was killed or interrupted before, or failed."""
     events = read_events(folder / "events.jsonl")
     bounds = [event for event in events if event["event"] in ("started", "resumed", "ended")]
-    return len(bounds) > 1 and bounds[-2].get("status", "interrupted") == "interrupted"  # the last: the present start
+    return len(bounds) > 1 and bounds[-2].get("status") != "completed"  # the last: the present start
 
 
 def unreadable_lines(path: Path) -> list[int]:

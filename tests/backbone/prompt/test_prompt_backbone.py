@@ -25,7 +25,7 @@ from ajet.observe.metrics import read_metrics
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.run_files import is_complete
 from ajet.prompt_tuning.proposal import ProposerError, SearchFailedError, UnusedTemplateError
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, UserError
 from support.call_trees import weights_version
 from support.searchers import HERE, project
 
@@ -37,7 +37,11 @@ def tuned(conf: Path, *overrides: str, fresh: bool = False) -> Path:
     with ExperimentFolder.open(
         config, exp_dir=conf.parent / "runs", source_yaml=conf, backbone="prompt", fresh=fresh
     ) as experiment:
-        code = run(config, experiment, LaunchOptions(quiet=True))
+        try:
+            code = run(config, experiment, LaunchOptions(quiet=True))
+        except UserError:
+            experiment.withdraw()  # as the command does
+            raise
         assert code == 0
         return experiment.path
 
@@ -225,8 +229,6 @@ def test_resuming_with_other_templates_algorithm_or_tasks_is_refused(tmp_path: P
     ids=["unused", "fails", "dead", "budget", "template", "proposer", "algorithm", "confirmation"],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, keys: dict[str, Any], error: type[Exception], why: str) -> None:
-    from ajet.schema.errors import UserError
-
     expected = UserError if error is ConfigError else error
     with pytest.raises(expected, match=why):
         tuned(project(tmp_path, tasks=8, **keys))

@@ -75,11 +75,12 @@ def test_the_newest_weights_take_the_place_of_older_ones(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["checkpoint", "hf", "new", "new"]
 
 
+@pytest.mark.parametrize("how", ["interrupted", "failed"])
 @pytest.mark.parametrize(
     ("step", "validated", "remains"), [(2, True, True), (2, False, True), (3, False, True), (3, True, False)]
 )
 def test_a_run_that_was_cut_off_makes_up_for_its_validation_and_comes_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, validated: bool, remains: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, validated: bool, remains: bool, how: str
 ) -> None:
     """A run of three steps, which validates after each."""
     monkeypatch.chdir(CONF.parent)
@@ -96,7 +97,7 @@ def test_a_run_that_was_cut_off_makes_up_for_its_validation_and_comes_to_its_end
         finally:
             experiment.close(ends)
 
-    opened("interrupted")
+    opened(how)
     prepared = opened("completed")
     assert prepared.remains is remains and prepared.resumed_step == step
     assert facts[0].lacks_validation is RunPayload.decode(prepared.payload).lacks_validation is not validated
