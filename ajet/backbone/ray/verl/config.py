@@ -157,7 +157,9 @@ def compose_verl_config(settings: Settings, given: Settings | None = None) -> Di
     OmegaConf.set_struct(config, False)
     with open_dict(config):
         for key, value in settings.items():
-            OmegaConf.update(config, key.removeprefix("+"), value, merge=False, force_add=True)
+            name = key.removeprefix("+")
+            if value != {} or not OmegaConf.select(config, name):  # an empty group sets nothing
+                OmegaConf.update(config, name, value, merge=False, force_add=True)
     OmegaConf.set_struct(config, True)
     return config
 

@@ -213,6 +213,8 @@ def test_every_key_that_we_set_is_one_that_verl_has() -> None:
         composed = compose_verl_config(settings, given=settings)
         assert composed.trainer.total_training_steps == 13
         assert composed.actor_rollout_ref.actor.policy_loss.loss_mode == "ajet"
+        empty = {"trainer": {}, "actor_rollout_ref.model.override_config": {}}
+        assert compose_verl_config(settings | empty, given=empty) == composed, "empty groups set nothing"
     with pytest.raises(ConfigError, match=r"did you mean actor_rollout_ref\.actor\.optim\.lr"):
         compose_verl_config({}, given={"actor_rollout_ref.actor.optim.lrr": 1})
 
