@@ -18,6 +18,8 @@ log = logging.getLogger("ajet.task_reader")
 
 FILE_FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
 SECTION = "ajet.task_reader.huggingface_dat_repo"
+UNNAMED = "__index_level_0__"
+"""A column of a CSV file that its first line doesn't name. pandas takes the first for it, and moves all others."""
 
 
 class HuggingFaceReader(BaseTaskReader):
@@ -88,9 +90,13 @@ class HuggingFaceReader(BaseTaskReader):
             if isinstance(error.__cause__ or error, UnicodeDecodeError):
                 cause += ": save it as UTF-8"
             raise TaskDataError(f"{SECTION}.dataset_path: can't read {path!r}{hint}: {error}{cause}") from error
-        if isinstance(loaded, dict):
-            return dict(loaded)
-        return {str(loaded.split or settings.training_split): loaded}
+        splits = dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or settings.training_split): loaded}
+        if local.suffix == ".csv" and any(UNNAMED in split.column_names for split in splits.values()):
+            raise TaskDataError(
+                f"{path}: its rows have more columns than its first line names: put texts that contain what separates "
+                "columns in quotes, or name all columns"
+            )
+        return splits
 
 
 def _separator(table: Path) -> str:

@@ -89,6 +89,12 @@ def test_a_folder_of_splits_and_a_saved_data_set(tmp_path: Path) -> None:
             read_training_tasks(reader(dataset_path=str(path), training_split="tset"))
 
 
+def test_a_comma_in_a_text_without_quotes_moves_no_columns(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("question,answer\nWhat is 1,000 + 1?,1001\nWhat is 2 + 2?,4\n")
+    with pytest.raises(TaskDataError, match=r"rows\.csv: its rows have more columns .* in quotes"):
+        read_training_tasks(reader(dataset_path=str(tmp_path / "rows.csv")))
+
+
 def test_errors_name_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "rows.txt").write_text("x")
