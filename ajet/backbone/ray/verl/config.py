@@ -190,7 +190,8 @@ def _defaults() -> DictConfig:
 
 
 def _unknown(given: Settings, defaults: DictConfig) -> dict[str, str]:
-    """What is wrong with those of the keys that verl doesn't have."""
+    """What is wrong with those of the keys that verl doesn't have, or that are groups there: verl switches some parts
+    of its groups off by null, but no whole one."""
     from omegaconf import OmegaConf
 
     plain = OmegaConf.to_container(defaults, resolve=False)
@@ -198,8 +199,10 @@ def _unknown(given: Settings, defaults: DictConfig) -> dict[str, str]:
     known = {key for key, _ in flatten({str(key): value for key, value in plain.items()})}
     parents = {name.rsplit(".", count)[0] for name in known for count in range(1, name.count(".") + 1)}
     wrong = {}
-    for key in given:
-        if not key.startswith(("+", *ADDABLE)) and key not in known | parents:
+    for key, value in given.items():
+        if key in parents and not isinstance(value, Mapping) and (value is not None or "." not in key):
+            wrong[key] = f"verl's {key!r} is a group of keys, not {'empty' if value is None else repr(value)}"
+        elif not key.startswith(("+", *ADDABLE)) and key not in known | parents:
             near = get_close_matches(key, known, n=1)
             hint = f": did you mean {near[0]}?" if near else ""
             wrong[key] = f"verl has no key {key!r}{hint} (`+{key}` adds it unchecked)"

@@ -217,6 +217,10 @@ def test_every_key_that_we_set_is_one_that_verl_has() -> None:
         assert compose_verl_config(settings | empty, given=empty) == composed, "empty groups set nothing"
     with pytest.raises(ConfigError, match=r"did you mean actor_rollout_ref\.actor\.optim\.lr"):
         compose_verl_config({}, given={"actor_rollout_ref.actor.optim.lrr": 1})
+    for key, value in (("trainer", None), ("actor_rollout_ref.actor", 3)):
+        with pytest.raises(ConfigError, match=f"verl's '{key}' is a group of keys, not (empty|3)"):
+            compose_verl_config({}, given={key: value})
+    assert compose_verl_config({}, given={"algorithm.rollout_correction": None})
 
 
 def test_keys_that_verl_does_not_have_are_told_before_verl_is_imported() -> None:
