@@ -97,6 +97,9 @@ class BackboneAdapter(Protocol):
     def trains(self, config: Config) -> bool:
         """Whether the run updates weights."""
 
+    def validates(self, config: Config) -> bool:
+        """Whether the run validates, if there are tasks for it."""
+
     def newest_step(self, config: Config, checkpoints: Path) -> int | None:
         """The step after which a resumed run goes on; None: from the start."""
 
@@ -232,7 +235,7 @@ def prepare(
     steps = training_steps(config, len(tasks))
     resumed = adapter.newest_step(config, checkpoints) if common.resume != "never" else None
     lacks = False
-    if resumed is not None and validation:
+    if resumed is not None and validation and adapter.validates(config):
         recorded = read_metrics(experiment.path / "metrics.jsonl")
         lacks = lacks_validation(config, recorded, resumed, max(steps, resumed))
     ended = resumed is not None and resumed >= steps and not common.val_only

@@ -87,6 +87,7 @@ def test_a_run_that_was_cut_off_makes_up_for_its_validation_and_comes_to_its_end
     config = load_config(CONF, ["trainer_common.test_freq=1"], backbone="verl")
     facts: list[RunFacts] = []
     adapter: Any = SimpleNamespace(name="verl", title="verl", newest_step=lambda *_: step)
+    adapter.validates = lambda config: True
     adapter.settings = lambda config, of, machine: facts.append(of)
 
     def opened(ends: str) -> Any:
@@ -102,6 +103,9 @@ def test_a_run_that_was_cut_off_makes_up_for_its_validation_and_comes_to_its_end
     assert prepared.remains is remains and prepared.resumed_step == step
     assert facts[0].lacks_validation is RunPayload.decode(prepared.payload).lacks_validation is not validated
     complete = pytest.raises(ConfigError, match="is complete: its newest checkpoint is of step 3 of 3")
+    with monkeypatch.context() as patched, nullcontext() if step < 3 else complete:
+        patched.setattr(adapter, "validates", lambda config: False)
+        assert not RunPayload.decode(opened("completed").payload).lacks_validation
     with nullcontext() if remains else complete:
         opened("failed")
 

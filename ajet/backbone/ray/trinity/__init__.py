@@ -24,6 +24,7 @@ from ajet.backbone.ray.trinity.config import (
     show,
     trinity_settings,
     unknown_keys,
+    validates,
 )
 from ajet.backbone.ray.watcher import Source, Tail
 from ajet.engine.model_source import ModelSource
@@ -109,6 +110,9 @@ class TrinityAdapter:
 
     def trains(self, config: Config) -> bool:
         return run_mode(config) != "explore"
+
+    def validates(self, config: Config) -> bool:
+        return validates(config)
 
     def newest_step(self, config: Config, checkpoints: Path) -> int | None:
         """The step of the newest complete checkpoint; when only exploring, the last step that was explored."""

@@ -108,6 +108,11 @@ def sync_style(config: Config) -> str:
     return str(pass_through(config).get("synchronizer.sync_style", "fixed")).lower()
 
 
+def validates(config: Config) -> bool:
+    """Whether Trinity validates at all: it needs an explorer that waits for the trainer."""
+    return run_mode(config) == "both" and sync_style(config) != "fully_async"
+
+
 def max_staleness(config: Config) -> int | None:
     """Steps by which the sampling policy may lag behind; None: Trinity's own waiting bounds it."""
     given = pass_through(config).get(STALENESS)
@@ -359,9 +364,7 @@ def _buffer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "workflow_args": {"payload": run.payload},
     }
     mode = run_mode(config)
-    validates = (
-        run.validates and sync_style(config) != "fully_async" and (common.test_freq > 0 or common.val_before_train)
-    )
+    validated = run.validates and validates(config) and (common.test_freq > 0 or common.val_before_train)
     validation = taskset | {"name": "validation", "path": "validation", "repeat_times": validation_repeats(config)}
     buffer: Settings = {"name": "experiences", "storage_type": "queue", "max_read_timeout": TRAIN_TIMEOUT_S}
     if mode != "both":  # they meet on disk, perhaps on different days
@@ -374,7 +377,7 @@ def _buffer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "buffer.total_epochs": common.total_epochs,
         "buffer.total_steps": run.total_steps,
         "buffer.explorer_input.tasksets": [taskset],
-        "buffer.explorer_input.eval_tasksets": [validation] if validates and mode == "both" else [],
+        "buffer.explorer_input.eval_tasksets": [validation] if validated else [],
         "buffer.trainer_input.experience_buffer": buffer,
         "data_processor.experience_pipeline.save_input": False,
     }

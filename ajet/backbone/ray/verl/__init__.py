@@ -84,6 +84,9 @@ class VerlAdapter:
     def trains(self, config: Config) -> bool:
         return not config.ajet.trainer_common.val_only
 
+    def validates(self, config: Config) -> bool:
+        return True
+
     def newest_step(self, config: Config, checkpoints: Path) -> int | None:
         """The step of the newest checkpoint, or of the one that `resume` names."""
         given = config.ajet.trainer_common.resume

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ajet.backbone.ray.mapping import Machine, RunFacts
+from ajet.backbone.ray.trinity import TrinityAdapter
 from ajet.backbone.ray.trinity.config import (
     CPU_GPUS,
     CREDIT,
@@ -141,6 +142,8 @@ def test_staleness_is_bounded_when_nothing_else_waits() -> None:
     given = {**style, "algorithm": {"sample_strategy_args": {"max_staleness": 3}}}
     assert max_staleness(make_config({}, trinity=given)) == 3
     assert settings(trinity=style)["buffer.explorer_input.eval_tasksets"] == []
+    configs = [make_config({}, trinity=given) for given in ({}, style, {"mode": "train"})]
+    assert list(map(TrinityAdapter().validates, configs)) == [True, False, False]
     for wrong in (-1, "soon"):  # the explorer would wait for ever
         with pytest.raises(ConfigError, match=f"max_staleness: {wrong!r} is no whole number"):
             settings(trinity={"algorithm": {"sample_strategy_args": {"max_staleness": wrong}}})
