@@ -12,7 +12,14 @@ from ajet.backbone.metrics import from_verl
 from ajet.backbone.ray import launcher
 from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings, check_refused
 from ajet.backbone.ray.start import check_gpus, detect_machine, planned_machine, require_library
-from ajet.backbone.ray.verl.config import check_honoured, checkpoint_step, show, unknown_keys, verl_settings
+from ajet.backbone.ray.verl.config import (
+    check_honoured,
+    checkpoint_step,
+    pass_through,
+    show,
+    unknown_keys,
+    verl_settings,
+)
 from ajet.backbone.ray.watcher import Source, Tail
 from ajet.schema.errors import UserError
 
@@ -85,7 +92,7 @@ class VerlAdapter:
         return not config.ajet.trainer_common.val_only
 
     def validates(self, config: Config) -> bool:
-        return True
+        return pass_through(config).get("trainer.test_freq", 1) not in (0, -1)
 
     def newest_step(self, config: Config, checkpoints: Path) -> int | None:
         """The step of the newest checkpoint, or of the one that `resume` names."""

@@ -35,6 +35,11 @@ def test_the_cpu_counts_as_one_gpu() -> None:
         )
 
 
+def test_verls_own_key_may_switch_validations_off() -> None:
+    assert ADAPTER.validates(make_config({}))
+    assert not ADAPTER.validates(make_config({}, trainer={"test_freq": -1}))
+
+
 def test_the_newest_checkpoint_is_the_one_that_verl_names(tmp_path: Path) -> None:
     config = make_config({})
     assert ADAPTER.newest_step(config, tmp_path) is None
