@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -85,6 +85,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             if record is not None and isinstance(record.get("step"), int):
                 steps[record["step"]] = {**steps.pop(record["step"], {}), **record}
     return [steps[step] for step in sorted(steps)]
+
+
+def helper_use(path: Path, step: int) -> Counter[str]:
+    """What a recorded step has asked of the helper model: a validation that is made up for adds to it."""
+    recorded: dict[str, Any] = next((line for line in read_metrics(path) if line["step"] == step), {})
+    return Counter({name: recorded[name] for name in recorded if name.startswith("helper/")})
 
 
 def rewind_metrics(path: Path, step: int) -> None:

@@ -178,6 +178,26 @@ def test_on_ray_the_collector_reports_it(tmp_path: Path, monkeypatch: pytest.Mon
     assert "own = AsyncOpenAI()" in reason and "\n" not in reason
 
 
+def test_on_ray_a_validation_that_is_made_up_for_adds_to_what_its_step_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    yaml = project(tmp_path)
+    given = load_config(yaml, [], backbone="verl").model_dump(mode="json")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "helper/calls": 2.0}\n')
+    folder = str(tmp_path)
+    run = RunPayload(given, folder, str(yaml), "tiny:qwen2", folder, folder, resumed_step=3, lacks_validation=True)
+
+    async def validation() -> None:
+        collector = EpisodeCollector(run.encode())
+        await collector.add("v", EpisodeGroup("v", "t", silent(1)), Task(task_id="t"), {"helper/calls": 1.0})
+        await collector.end_validation(3, "v")
+        await collector.close()
+
+    asyncio.run(validation())
+    assert json.loads((tmp_path / EPISODE_METRICS).read_text())["data"]["helper/calls"] == 3
+
+
 def test_on_ray_the_recording_is_closed_at_the_end_and_what_it_lacks_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

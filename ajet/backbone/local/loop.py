@@ -31,7 +31,7 @@ from ajet.backbone.plan import (
 from ajet.backbone.report import EXIT_NOTHING_TRAINED, EarlyStop, Hints, validation_metrics, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, imitate_from, taught_alone
 from ajet.engine.base import Engine, EnginePlacement
-from ajet.observe.metrics import read_metrics
+from ajet.observe.metrics import helper_use, read_metrics
 from ajet.observe.progress import Progress
 from ajet.observe.progress_state import RunningTotal
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
@@ -215,7 +215,9 @@ class LocalRun:
         if self.step == 0 and self.common.val_before_train and self.validation_tasks:
             self._note(self._validate())
         if self._lacks_validation(self.step):
-            self.experiment.metrics.log(self.step, self._validate())
+            asked, metrics = helper_use(self.experiment.path / "metrics.jsonl", self.step), self._validate()
+            asked.update(self.helper.since_last())
+            self.experiment.metrics.log(self.step, metrics | asked)
             self._save(again=True)  # its checkpoint lacks what the validation measured
             if self._stops_early():
                 return

@@ -26,6 +26,7 @@ from ajet.context_tracker import TrackerSettings
 from ajet.context_tracker.samples import episode_samples
 from ajet.engine.model_source import ModelSource
 from ajet.observe.logs import Masker
+from ajet.observe.metrics import helper_use
 from ajet.observe.progress_state import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.episode import Episode, EpisodeGroup, Sample
@@ -63,6 +64,8 @@ class EpisodeCollector:
         """What groups that have ended asked of the helper model."""
         self._asked_in: defaultdict[int, Counter[str]] = defaultdict(Counter)
         """The same by step, a validation included: of two lines with a metric the later one counts."""
+        if self._run.lacks_validation and (step := self._run.resumed_step) is not None:
+            self._asked_in[step] = helper_use(Path(self._run.experiment_dir, "metrics.jsonl"), step)
         self._failures = FailureWatch(self._config)
 
     async def watch(self) -> None:

@@ -32,6 +32,7 @@ from ajet.observe.metrics import JsonlSink, read_metrics
 from ajet.observe.run_files import is_complete
 from ajet.schema.chat import Completion
 from ajet.schema.errors import ConfigError, JudgeFailedError, UserError
+from ajet.task_judge.helper import HelperMeter
 from ajet.trainer.checkpoint import CheckpointFolder
 from support import SUPPORT
 from support.waiting import wait_until
@@ -265,11 +266,14 @@ def test_a_run_that_trained_nothing_says_why_also_where_it_lacked_only_its_end(
 
 @pytest.mark.slow
 def test_a_last_validation_that_was_interrupted_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HelperMeter, "since_last", lambda of: {"helper/calls": 1.0})
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(LocalRun, "_validate", lambda of: signal.raise_signal(signal.SIGINT))
         train(tmp_path)
     code, experiment = train(tmp_path)
-    assert code == 0 and "val/return/mean" in read_metrics(experiment / "metrics.jsonl")[-1]
+    step = read_metrics(experiment / "metrics.jsonl")[-1]
+    assert code == 0 and "val/return/mean" in step
+    assert step["helper/calls"] == 2, "the step's, and its validation's"
     checkpoints = experiment / "checkpoints"
     assert "score" in json.loads((checkpoints / "step_2" / "state.json").read_text())
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_1", "step_2"]
