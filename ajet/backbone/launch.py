@@ -282,7 +282,7 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
     from ajet.config.effects import notes
     from ajet.observe.experiment import ExperimentFolder, folder_of, typed
     from ajet.observe.logs import ONLY_TO_FILE
-    from ajet.system.command_line import termination_like_interrupt
+    from ajet.system.command_line import interrupts_recognised, termination_like_interrupt
     from ajet.system.processes import recorded_run
     from ajet.system.services import start_service, wanted_services
     from ajet.task_judge.base_judge import scored_by
@@ -314,7 +314,8 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
             if arguments.with_logview:
                 options = replace(options, viewer=stack.enter_context(_viewer(experiment, options)))
             check_start(config)
-            code = logged.exit_code(run_backbone(config, experiment, options))
+            with interrupts_recognised():
+                code = logged.exit_code(run_backbone(config, experiment, options))
         except KeyboardInterrupt:
             status[0] = "interrupted"
             print(f"\ninterrupted. {_what_is_saved(experiment.path)}", file=sys.stderr)

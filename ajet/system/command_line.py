@@ -187,6 +187,21 @@ def termination_like_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def interrupts_recognised() -> Iterator[None]:
+    """An interrupt that comes during an import may arrive as another error: Python 3.11 makes a RuntimeError of what
+    ends a `__set_name__`, and transformers a ModuleNotFoundError of that."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__cause__
+        if cause is not None:
+            raise KeyboardInterrupt from error
+        raise
+
+
 def _leave_terminal() -> None:
     """What would be written to a terminal goes nowhere: the terminal is gone, and writing to it fails."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -37,6 +37,30 @@ def test_errors_are_json_where_the_output_is(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
+def test_an_interrupt_that_an_import_made_another_error_of_ends_a_run_like_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Field:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    def run(*_: object) -> int:
+        try:
+            type("Settings", (), {"field": Field()})
+        except (RuntimeError, KeyboardInterrupt) as error:  # by Python's version
+            raise ModuleNotFoundError("Could not import module 'set_seed'") from error
+        return 0
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ajet.backbone.debug.run", run)
+    assert main(["init", "my-agent"]) == 0
+    monkeypatch.chdir(tmp_path / "my-agent")
+    assert main(["--conf", "my-agent.yaml", "--backbone=debug", "model.path=tiny:qwen2"]) == 130
+    said = capsys.readouterr().err
+    assert "interrupted. Nothing is saved" in said and "error:" not in said
+
+
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_an_unknown_flag_is_an_error_like_any_other(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--no-such-flag"]) == 2
