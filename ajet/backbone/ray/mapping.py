@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -75,6 +75,13 @@ class Remark:
 
 
 ONE_ROW = "{} sees one row at a time: where one agent of an episode gives several rows, each has its own ratio"
+
+
+def plain(value: Any) -> Any:
+    """What the user wrote for verl or Trinity, as OmegaConf takes it: it knows no other kinds of lists and groups."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
 
 
 def shared_notes(config: Config, title: str) -> Iterator[Remark]:

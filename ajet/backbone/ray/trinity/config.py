@@ -20,6 +20,7 @@ from ajet.backbone.ray.mapping import (
     Settings,
     check_refused,
     micro_tokens,
+    plain,
     planned_facts,
     shared_notes,
 )
@@ -93,9 +94,9 @@ def trinity_settings(config: Config, run: RunFacts, machine: Machine) -> Setting
 
 
 def pass_through(config: Config) -> Settings:
-    """Trinity's own keys as the user wrote them: `trinity.…` and `ajet.trinity.…`."""
+    """Trinity's own keys as the user wrote them: `trinity.…` and `ajet.trinity.…`. An empty group sets nothing."""
     given = dict(flatten(config.trinity)) | dict(flatten(config.ajet.trinity))
-    return {key: value for key, value in given.items() if not isinstance(value, Mapping)}  # an empty group sets nothing
+    return {key: plain(value) for key, value in given.items() if not isinstance(value, Mapping)}
 
 
 def run_mode(config: Config) -> str:
@@ -109,8 +110,10 @@ def sync_style(config: Config) -> str:
 
 
 def validates(config: Config) -> bool:
-    """Whether Trinity validates at all: it needs an explorer that waits for the trainer."""
-    return run_mode(config) == "both" and sync_style(config) != "fully_async"
+    """Whether Trinity validates, if there are tasks for it: that needs an explorer that waits for the trainer."""
+    common = config.ajet.trainer_common
+    waits = run_mode(config) == "both" and sync_style(config) != "fully_async"
+    return waits and (common.test_freq > 0 or common.val_before_train)
 
 
 def max_staleness(config: Config) -> int | None:
@@ -130,8 +133,8 @@ def show(config: Config, machine: Machine) -> str:
     return "\n".join([*notes, OmegaConf.to_yaml(OmegaConf.structured(composed))])
 
 
-def compose_trinity_config(settings: Settings) -> Any:
-    """Trinity's configuration with these settings. A key that Trinity doesn't have is an error. Needs Trinity."""
+def compose_trinity_config(settings: Settings, *, resolve: bool = True) -> Any:
+    """Trinity's configuration with these settings. Raises ConfigError. `resolve`: look up what they name by `${…}`."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from trinity.common.config import Config
@@ -146,9 +149,11 @@ def compose_trinity_config(settings: Settings) -> Any:
         except OmegaConfBaseException as error:
             near = get_close_matches(key, known, n=1)
             hint = f": did you mean {near[0]}?" if near and near[0] != key else ""
-            first = str(error).splitlines()[0]
-            raise ConfigError(f"Trinity can't take {key} = {value!r} ({first}){hint}") from error
-    return OmegaConf.to_object(schema)
+            raise ConfigError(f"Trinity can't take {key} = {value!r} ({str(error).splitlines()[0]}){hint}") from error
+    try:
+        return OmegaConf.to_object(schema) if resolve else schema
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"Trinity can't take its configuration: {' '.join(str(error).split())}") from error
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
@@ -164,7 +169,7 @@ def unknown_keys(config: Config) -> Iterator[Remark]:
     if installed("trinity-rft") is not None:
         for key, value in pass_through(config).items():
             try:
-                compose_trinity_config({key: value})
+                compose_trinity_config({key: value}, resolve=False)
             except ConfigError as error:
                 yield Remark.refusal(f"ajet.trinity.{key}", str(error))
 
@@ -364,7 +369,6 @@ def _buffer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "workflow_args": {"payload": run.payload},
     }
     mode = run_mode(config)
-    validated = run.validates and validates(config) and (common.test_freq > 0 or common.val_before_train)
     validation = taskset | {"name": "validation", "path": "validation", "repeat_times": validation_repeats(config)}
     buffer: Settings = {"name": "experiences", "storage_type": "queue", "max_read_timeout": TRAIN_TIMEOUT_S}
     if mode != "both":  # they meet on disk, perhaps on different days
@@ -377,7 +381,7 @@ def _buffer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "buffer.total_epochs": common.total_epochs,
         "buffer.total_steps": run.total_steps,
         "buffer.explorer_input.tasksets": [taskset],
-        "buffer.explorer_input.eval_tasksets": [validation] if validated else [],
+        "buffer.explorer_input.eval_tasksets": [validation] if run.validates and validates(config) else [],
         "buffer.trainer_input.experience_buffer": buffer,
         "data_processor.experience_pipeline.save_input": False,
     }

@@ -22,6 +22,7 @@ from ajet.backbone.ray.mapping import (
     Settings,
     check_refused,
     micro_tokens,
+    plain,
     planned_facts,
     shared_notes,
 )
@@ -118,7 +119,7 @@ def pass_through(config: Config) -> Settings:
     settings |= dict(flatten(config.trainer, "trainer"))
     settings |= dict(flatten(config.verl))
     settings |= dict(flatten(config.ajet.verl))  # what is still a group is empty
-    return {key: {} if isinstance(value, Mapping) else value for key, value in settings.items()}
+    return {key: plain(value) for key, value in settings.items()}
 
 
 def checkpoint_step(folder: str) -> int | None:

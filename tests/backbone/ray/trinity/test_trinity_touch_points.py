@@ -99,6 +99,8 @@ def test_every_key_that_we_set_is_one_that_trinity_has() -> None:
     assert compose_trinity_config(trinity_settings(make_config({}), facts, cpu)).cluster.gpu_per_node == 2
     with pytest.raises(ConfigError, match=r"did you mean synchronizer\.sync_interval"):
         compose_trinity_config({"synchronizer.sync_intervall": 1})
+    with pytest.raises(ConfigError, match=r"Environment variable 'NO_SUCH_VARIABLE' not found.*full_key: model"):
+        compose_trinity_config({"model.custom_chat_template": "${oc.env:NO_SUCH_VARIABLE}"})
 
 
 def test_keys_that_trinity_does_not_have_are_told_together() -> None:
@@ -109,3 +111,7 @@ def test_keys_that_trinity_does_not_have_are_told_together() -> None:
     one, other = [str(note) for note in planned_notes(make_config({}, trinity=wrong)) if note.refused]
     assert one.startswith("ajet.trinity.trainer.total_stepz: ") and "did you mean trainer.total_steps?" in one
     assert other.startswith("ajet.trinity.explorer.rollout_modell.seed: ") and "explorer.rollout_model.seed?" in other
+    listed = {"data_processor": {"experience_pipeline": {"operators": [{"name": "mine"}]}}}
+    looked_up = {"model": {"custom_chat_template": "${oc.env:NO_SUCH_VARIABLE}"}}  # perhaps on another machine
+    for known in (listed, looked_up):
+        assert not [note for note in planned_notes(make_config({}, trinity=known)) if note.refused]
