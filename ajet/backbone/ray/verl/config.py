@@ -201,7 +201,8 @@ def _unknown(given: Settings, defaults: DictConfig) -> dict[str, str]:
     parents = {name.rsplit(".", count)[0] for name in known for count in range(1, name.count(".") + 1)}
     wrong = {}
     for key, value in given.items():
-        if key in parents and not isinstance(value, Mapping) and (value is not None or "." not in key):
+        group = isinstance(value, Mapping) or "${" in str(value) or (value is None and "." in key)
+        if key in parents and not group:
             wrong[key] = f"verl's {key!r} is a group of keys, not {'empty' if value is None else repr(value)}"
         elif not key.startswith(("+", *ADDABLE)) and key not in known | parents:
             near = get_close_matches(key, known, n=1)

@@ -220,7 +220,8 @@ def test_every_key_that_we_set_is_one_that_verl_has() -> None:
     for key, value in (("trainer", None), ("actor_rollout_ref.actor", 3)):
         with pytest.raises(ConfigError, match=f"verl's '{key}' is a group of keys, not (empty|3)"):
             compose_verl_config({}, given={key: value})
-    assert compose_verl_config({}, given={"algorithm.rollout_correction": None})
+    for value in (None, "${critic.optim}"):
+        assert compose_verl_config({}, given={"algorithm.rollout_correction": value})
 
 
 def test_keys_that_verl_does_not_have_are_told_before_verl_is_imported() -> None:
