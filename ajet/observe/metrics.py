@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 
 from ajet.config.kinds import TRACKERS, load
 from ajet.observe.logs import Masker
-from ajet.observe.run_files import LineFile, open_text, whole_record
+from ajet.observe.run_files import LineFile, open_text, read_events, whole_record
 from ajet.schema.user_code import import_class
 
 logger = logging.getLogger(__name__)
@@ -182,7 +182,9 @@ class TensorBoardSink:
     package, install = "tensorboard", "tensorboard"
 
     def __init__(self, run: RunInfo) -> None:
-        self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(str(run.folder / "tensorboard"))
+        # a run that resumes does some steps again: TensorBoard would draw both
+        writer = import_module("torch.utils.tensorboard").SummaryWriter
+        self._writer: Any = writer(str(run.folder / "tensorboard"), purge_step=_first_step_again(run.folder))
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
@@ -193,8 +195,20 @@ class TensorBoardSink:
         self._writer.close()
 
 
+def _first_step_again(folder: Path) -> int | None:
+    """The first step that this run does again, if it resumed."""
+    step = None
+    for event in read_events(folder / "events.jsonl"):
+        if event["event"] in ("started", "resumed"):
+            step = None
+        elif event["event"] == "rewound":
+            step = event["step"] + 1
+    return step
+
+
 class WandbSink:
-    """Weights & Biases. Gets metrics and the masked config, no console output and no code. Offline without a login."""
+    """Weights & Biases. Gets metrics and the masked config, no console output, no code and no command line, which may
+    hold a key. Offline without a login."""
 
     package, install = "wandb", "wandb"
 
@@ -212,7 +226,9 @@ class WandbSink:
             dir=str(run.folder),
             config=run.config,
             mode=mode,
-            settings=wandb.Settings(console="off", save_code=False, disable_git=True, x_disable_stats=True),
+            settings=wandb.Settings(
+                console="off", save_code=False, disable_git=True, x_disable_stats=True, x_disable_meta=True
+            ),
         )
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -223,19 +239,23 @@ class WandbSink:
 
 
 class SwanLabSink:
-    """SwanLab. Without a login it writes to the experiment folder (`swanlab watch` shows it)."""
+    """SwanLab. Gets what Weights & Biases gets. Without a login it writes to the experiment folder: `swanlab watch`
+    shows it where `swanlab[dashboard]` is installed, else `swanlab sync` uploads it."""
 
     package, install = "swanlab", "swanlab"
 
     def __init__(self, run: RunInfo) -> None:
         self._swanlab = import_module("swanlab")
         known = "SWANLAB_API_KEY" in os.environ or (Path.home() / ".swanlab").exists()
+        without = "local" if importlib.util.find_spec("swanboard") else "offline"
+        probes = ("hardware", "runtime", "requirements", "git", "swanlab", "monitor")
         self._swanlab.init(
             project=run.project,
-            experiment_name=run.name,
+            name=run.name,
             config=run.config,
-            logdir=str(run.folder / "swanlab"),
-            mode=os.environ.get("SWANLAB_MODE") or ("cloud" if known else "local"),
+            log_dir=str(run.folder / "swanlab"),
+            mode=os.environ.get("SWANLAB_MODE") or ("online" if known else without),
+            settings=self._swanlab.Settings(terminal={"proxy_type": "none"}, probe=dict.fromkeys(probes, False)),
         )
 
     def log(self, step: int, metrics: dict[str, float]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,13 +157,36 @@ def test_installed_trackers_write_into_the_folder_and_learn_no_secret(
     for variable in ("WANDB_API_KEY", "SWANLAB_API_KEY", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("SWANLAB_MODE", "local")
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    monkeypatch.setattr("sys.argv", ["ajet", "--conf", "a.yaml", "service.api_key=canary-77b1e2"])
     config = Config.model_validate({"service": {"api_key": "canary-77b1e2", "+odd (key)": 1}})
     sink = make_tracker(name, config, tmp_path, Masker(config.model_dump(mode="json")))
     assert isinstance(sink, BackgroundSink)
     sink.log(1, {"reward/mean": 0.5, "success/pass@4": 1.0, "user/a+b": 1.0, "user//c": float("nan")})
+    wait_until(lambda: not sink._waiting, 60.0)
+    print("canary-77b1e2")
     sink._close_seconds = 120.0
     sink.close()
     assert not sink._waiting, "no name is refused"
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and not any(b"canary-77b1e2" in path.read_bytes() for path in files)
+
+
+def test_tensorboard_draws_a_step_that_a_resumed_run_did_again_once(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+    def run(events: list[dict[str, Any]], steps: range, metrics: dict[str, float]) -> None:
+        with (tmp_path / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write("".join(f"{json.dumps(event)}\n" for event in events))
+        sink = make_tracker("tensorboard", Config(), tmp_path, Masker())
+        assert isinstance(sink, BackgroundSink)
+        for step in steps:
+            sink.log(step, metrics)
+        sink._close_seconds = 120.0
+        sink.close()
+
+    run([{"event": "started"}], range(1, 6), {"reward/mean": 1.0})
+    run([{"event": "resumed"}, {"event": "rewound", "step": 3}], range(4, 7), {"reward/mean": 2.0})
+    run([{"event": "resumed"}], range(6, 7), {"val/return/mean": 1.0})  # only validates, and takes nothing away
+    found = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("reward/mean")
+    assert [(event.step, event.value) for event in found] == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2)]
