@@ -294,9 +294,11 @@ class MlflowSink:
 
 
 def _mlflow_name(name: str) -> str:
-    """As MLflow allows it: it would refuse the whole request for one name."""
+    """As MLflow allows it: it would refuse the whole request for one name. Its plain files make each `/` a folder, and
+    `val/success` has a value besides `val/success/pass@4`: only the first `/` stays."""
     parts = re.sub(r"[^\w .:/-]", "_", name.replace("@", "_at_")).split("/")
-    return "/".join(part for part in parts if part.strip(".")) or "_"
+    group, *rest = [part for part in parts if part.strip(".")] or ["_"]
+    return "/".join([group, ".".join(rest)] if rest else [group])
 
 
 def make_tracker(name: str, config: Any, folder: Path, masker: Masker) -> MetricsSink:

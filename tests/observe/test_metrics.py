@@ -162,7 +162,8 @@ def test_installed_trackers_write_into_the_folder_and_learn_no_secret(
     config = Config.model_validate({"service": {"api_key": "canary-77b1e2", "+odd (key)": 1}})
     sink = make_tracker(name, config, tmp_path, Masker(config.model_dump(mode="json")))
     assert isinstance(sink, BackgroundSink)
-    sink.log(1, {"reward/mean": 0.5, "success/pass@4": 1.0, "user/a+b": 1.0, "user//c": float("nan")})
+    sink.log(1, {"reward/mean": 0.5, "val/success/pass@4": 1.0, "user/a+b": 1.0, "user//c": float("nan")})
+    sink.log(2, {"val/success": 0.5})
     wait_until(lambda: not sink._waiting, 60.0)
     print("canary-77b1e2")
     sink._close_seconds = 120.0
