@@ -131,6 +131,9 @@ class HttpClient:
         while not reading.complete:
             data = self._next(connection, until, began)
             if not data:
+                if reading.ends_with_connection:
+                    reading.on_message_complete()
+                    break
                 raise _BadAnswerError("the server closed the connection without an answer")
             reading.parser.feed_data(data)
             if reading.size > MAX_ANSWER_BYTES:
@@ -163,9 +166,16 @@ class _Reading:
         self.body: list[bytes] = []
         self.size = 0
         self.complete = False
+        self.ends_with_connection = False
+        """The headers are there, and name no length: HTTP/1.0's way, and that of Python's `http.server`."""
+        self._has_length = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.size += len(name) + len(value)
+        self._has_length |= name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        self.ends_with_connection = not self._has_length
 
     def on_body(self, body: bytes) -> None:
         self.body.append(body)
@@ -176,6 +186,7 @@ class _Reading:
         self.complete = self.status >= 200  # 100 Continue and its like only announce the answer
         if not self.complete:
             self.body, self.size = [], 0
+            self.ends_with_connection = self._has_length = False
 
 
 def _left(until: float) -> float:

@@ -1,4 +1,4 @@
-"""A server that sends nothing while requests wait is named on the terminal, once, by both clients."""
+"""Both clients name a server that sends nothing, once, on the terminal; what counts as an answer."""
 
 from __future__ import annotations
 
@@ -103,3 +103,33 @@ def test_a_server_that_answers_others_meanwhile_is_not_silent(caplog: pytest.Log
     watch.heard()
     assert 0 < watch.look(waiting_since=0.0) <= http_client.SILENT_S
     assert not said(caplog, "sent nothing")
+
+
+@pytest.mark.parametrize(
+    ("sent", "body"),
+    [
+        (b"HTTP/1.0 200 OK\r\n\r\nhi", b"hi"),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nconnection: close\r\n\r\nhi", b"hi"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nhi", None),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n", None),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", None),
+        (b"HTTP/1.1 200 OK\r\n", None),
+    ],
+)
+def test_an_answer_without_a_length_ends_with_its_connection(sent: bytes, body: bytes | None) -> None:
+    """As servers made with Python's `http.server` answer. What has a length and breaks off is no answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection = listener.accept()[0]
+            with connection:
+                connection.recv(65536)
+                connection.sendall(sent)
+
+        threading.Thread(target=serve).start()
+        client = HttpClient(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        if body is not None:
+            assert client.request("GET", "/") == (200, body)
+            return
+        with pytest.raises(http_client.HttpFailure, match="without an answer"):
+            client.request("GET", "/")
