@@ -262,7 +262,8 @@ class Runtime:
                 self._judge = load_judge(self.config, base_dirs)  # ours: what is wrong with it ends the run
         self._loader.start()
         self._loader.loaded.add_done_callback(self._watch_engine)
-        self.run(self.gateway.start())
+        if wrapper != "outside":
+            self.run(self.gateway.start())
         if not isolated:
             self._judge = load_judge(self.config, base_dirs)
         if wrapper == "remote":
@@ -282,6 +283,9 @@ class Runtime:
                 self.config, self.pool.runner, self.attempts, self.pool, on_start=self._on_start
             )
             self.gateway.external = self.external
+            self.run(
+                self.gateway.start()
+            )  # not earlier: a program that is waiting would be told that there is no such path
             self.external.say_how(self.gateway.base_url)
 
     def _thread_runner(self) -> ThreadRunner:

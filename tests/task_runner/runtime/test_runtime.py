@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from ajet.engine.scripted import ScriptedEngine
 from ajet.schema.errors import ConfigError, ImportPathError
 from ajet.task_runner import runtime as module
 from ajet.task_runner.environments import load_workflow
+from ajet.task_runner.external_episodes import KEY_VARIABLE
 from ajet.task_runner.processes import ProcessRunner
 from ajet.task_runner.runtime import Runtime
+from support.ports import free_port
 
 YAML = """
 ajet:
@@ -111,3 +114,19 @@ def test_what_ends_the_run_at_its_start_ends_the_fork_server(tmp_path: Path, mon
         runtime.start()
     assert isinstance(runtime.attempts, ProcessRunner)
     assert runtime.attempts.workers._server._process.poll() is not None
+
+
+def test_a_service_that_waits_for_its_trainer_connects_once_episodes_can_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the judge is loaded, it would be told that there is no such path."""
+    port = free_port()
+
+    def slow(*_: object) -> None:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port)).close()
+
+    monkeypatch.setenv(KEY_VARIABLE, "sk-ajet-the-service")
+    monkeypatch.setattr(module, "load_judge", slow)
+    engine = ScriptedEngine(["hi"], lambda: ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
+    keys = {"task_runner.wrapper_type": "outside", "gateway.port": port}
+    with Runtime(make_config(keys), make_engine=lambda _: engine):
+        socket.create_connection(("127.0.0.1", port)).close()
