@@ -230,9 +230,12 @@ class WandbSink:
                 console="off", save_code=False, disable_git=True, x_disable_stats=True, x_disable_meta=True
             ),
         )
+        # its own counter drops what comes late: on verl and Trinity, episodes of a step may end before the last update
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        self._run.log(metrics, step=step)
+        self._run.log({**metrics, "step": step})
 
     def close(self) -> None:
         self._run.finish()
