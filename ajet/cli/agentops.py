@@ -73,8 +73,12 @@ def _to_file(path: Path) -> Sink:
 
     async def keep(spans: Sequence[Span]) -> None:
         from ajet.observe.otlp import to_json
+        from ajet.observe.run_files import append_whole
 
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(to_json(spans, {}, "agentops"), ensure_ascii=False) + "\n")
+        line = json.dumps(to_json(spans, {}, "agentops"), ensure_ascii=False) + "\n"
+        try:
+            append_whole(path, line.encode())
+        except OSError as error:
+            raise UserError(f"{path} can't be written ({error.strerror}): senders are told to try again") from None
 
     return keep

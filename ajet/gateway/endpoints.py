@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -25,11 +26,13 @@ from ajet.observe.otlp import MAX_BYTES, MAX_SPANS, Rejected, receive
 from ajet.observe.otlp import PATH as TRACES_PATH
 from ajet.observe.tracing import by_our_clock
 from ajet.schema.chat import DEFAULT_AGENT, bare_call_id
-from ajet.schema.errors import EngineError, InvalidRequestError, ModelCallError, RewardError
+from ajet.schema.errors import EngineError, InvalidRequestError, ModelCallError, RewardError, UserError
 from ajet.schema.span import Span
 from ajet.schema.task import finite_reward
 from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, InvalidKeyError, json_answer, presented_key
 from ajet.system.http_server import HttpServer
+
+log = logging.getLogger(__name__)
 
 LARGE = 65_536
 """A body of this many bytes takes about a millisecond to decode. Larger ones are decoded on a thread."""
@@ -354,7 +357,11 @@ class SpanCollector:
         if request.path == LOGS_PATH:
             return json_answer({"id": "", "url": ""})
         kind = request.headers.get(b"content-type", b"").decode("latin-1")
-        return await receive(request.body, kind, MAX_SPANS, self._keep)
+        try:
+            return await receive(request.body, kind, MAX_SPANS, self._keep)
+        except UserError as error:  # the sink's: exporters repeat what is answered so
+            log.warning("%s", error)
+            return _error(503, str(error))
 
     async def _keep(self, spans: Sequence[Span], left_out: int) -> Rejected:
         await self._sink(spans)

@@ -98,19 +98,17 @@ class LineFile:
     def _flush(self) -> None:
         text = "".join(self._waiting).encode()
         try:
-            handle = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-            try:
-                self._append(handle, text)
-            finally:
-                os.close(handle)
+            append_whole(self._path, text)
         except OSError as error:
             log.warning("%s can't be written (%s): trying again later", self._path, error.strerror)
         else:
             self._waiting.clear()
 
-    @staticmethod
-    def _append(handle: int, text: bytes) -> None:
-        """Append all of the text, or nothing."""
+
+def append_whole(path: Path, text: bytes) -> None:
+    """Append all of the lines, or nothing. Raises OSError."""
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
             text = b"\n" + text
@@ -121,6 +119,8 @@ class LineFile:
         except OSError:
             os.ftruncate(handle, size)
             raise
+    finally:
+        os.close(handle)
 
 
 class EventLog:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -92,6 +93,22 @@ def test_spans_become_a_file_that_the_tracing_reader_takes(tmp_path: Path) -> No
         assert program.stdout is not None and program.stdout.read() == "2 spans\n"
     found = list(exchanges(tmp_path / "spans.jsonl"))
     assert [(one.query, one.reply) for one in found] == [("2 + 2?", "4")]
+
+
+def test_a_full_disk_is_told_to_senders_and_costs_no_whole_line(tmp_path: Path) -> None:
+    with serving(tmp_path) as (url, program), httpx.Client(base_url=url, trust_env=False) as client:
+        headers = {"authorization": f"Bearer {KEY}"}
+        assert client.post("/v1/traces", json=TRACE, headers=headers).status_code == 200
+        size = (tmp_path / "spans.jsonl").stat().st_size
+        resource.prlimit(program.pid, resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
+        refused = client.post("/v1/traces", json=TRACE, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["message"].split(" (")[0]) == (
+            503, "spans.jsonl can't be written",
+        )  # fmt: skip
+        resource.prlimit(program.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert client.post("/v1/traces", json=TRACE, headers=headers).status_code == 200
+    first, second = (tmp_path / "spans.jsonl").read_text().splitlines()
+    assert first == second
 
 
 @pytest.mark.parametrize(
