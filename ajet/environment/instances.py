@@ -190,13 +190,13 @@ class Instances:
         return await self._ask(instance, request)
 
     async def release(self, instance_id: str) -> bool:
-        """End an instance in order. False if there is none."""
+        """End an instance in order. False if there never was one; one that has ended by itself needs no release."""
         if instance_id in self._starting:
             self._starting.discard(instance_id)  # `create` sees it
             return True
         instance = self._open.pop(instance_id, None)
         if instance is None:
-            return False
+            return instance_id in self._gone
         self.counts.released += 1
         self._remember(instance_id, "it was released")
         if instance.turn.locked():  # it is in the middle of something that nobody waits for any more

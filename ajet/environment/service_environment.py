@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -50,6 +51,8 @@ BUSY = (429, 503)
 GONE = 410
 """The instance has ended, by an action of the model if the answer says so."""
 DETAIL_CHARS = 2000
+FRAME = re.compile(r'^  File "[^"\n]*", line .*\n(?:    .*\n)*', re.MULTILINE)
+"""A frame of a traceback, with the lines of code below it."""
 
 
 class Instance(NamedTuple):
@@ -197,7 +200,7 @@ def _unnested(state: Any) -> Any:
 
 
 def _detail(answer: HttpAnswer) -> str:
-    """What an error says: the end of it, since a traceback's last line says most."""
+    """What an error says. Of a traceback, first the exception: a list of failures shows no more than one line."""
     text = answer.body.decode("utf-8", "replace")
     try:
         record = json.loads(text)
@@ -206,7 +209,9 @@ def _detail(answer: HttpAnswer) -> str:
             text = found if isinstance(found, str) else json.dumps(found)
     except (ValueError, RecursionError):
         pass
-    return text.strip()[-DETAIL_CHARS:] or "nothing more"
+    text = text.strip()
+    exception = FRAME.split(text)[-1].partition("\n")[0] if FRAME.search(text) else ""
+    return f"{exception}\n{text[-DETAIL_CHARS:]}".strip() or "nothing more"
 
 
 class ServiceSource(EnvironmentSource):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -101,6 +102,7 @@ def test_an_error_in_the_environment_ends_its_request_and_nothing_else() -> None
                 with pytest.raises(EnvironmentFault, match=complaint) as caught:
                     env.step(said)
                 assert not isinstance(caught.value, EnvironmentUnavailableError)
+                assert re.search(complaint, str(caught.value).partition("\n")[0])  # a run's last screen shows this line
             assert env.step("one").observation == "1"
             env.close()
 
@@ -141,7 +143,9 @@ def test_half_a_surrogate_pair_passes_escaped_and_an_action_is_always_a_message(
     serve(scene)
 
 
-def test_a_crash_or_hang_ends_its_instance_alone() -> None:
+def test_a_crash_or_hang_ends_its_instance_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
     async def scene(server: EnvironmentServer) -> None:
         def episode() -> None:
             other = lease(server, "other").open()
@@ -155,6 +159,7 @@ def test_a_crash_or_hang_ends_its_instance_alone() -> None:
                 with pytest.raises(EnvironmentFault, match=f"has ended.*{complaint}"):
                     env.step("one")
                 env.close()
+            assert "was not released" not in caplog.text  # it has ended already
             assert other.step("one").observation == "1"
             other.close()
 
