@@ -209,7 +209,7 @@ def recorded_run(experiment: Path, prefix: str = "") -> Iterator[None]:
             yield
     finally:
         if before is None:
-            del os.environ[STARTED_BY]
+            os.environ.pop(STARTED_BY, None)  # a workflow in a thread may have emptied it
         else:
             os.environ[STARTED_BY] = before
 

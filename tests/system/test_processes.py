@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from ajet.system import processes
-from ajet.system.processes import RAY_RUN, end_all, end_recorded, processes_of, recorded, still_running
+from ajet.system.processes import RAY_RUN, end_all, end_recorded, processes_of, recorded, recorded_run, still_running
 
 
 def test_everything_marked_is_ended_orphans_too() -> None:
@@ -119,3 +119,9 @@ def test_memory_is_what_the_container_or_job_leaves(
     limited = any("{limit}" in content for content in files.values())
     expected = (100 * mebi, 50 * mebi) if limited else (machine.total, machine.available)
     assert processes.main_memory() == expected
+
+
+def test_a_run_ends_in_order_if_the_environment_was_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ, "AJET_STATE_DIR": str(tmp_path)})
+    with recorded_run(tmp_path / "experiment"):
+        os.environ.clear()
