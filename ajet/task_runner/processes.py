@@ -57,7 +57,7 @@ from ajet.task_runner.environments import (
     load_workflow,
 )
 from ajet.task_runner.results import describe, run_workflow
-from ajet.task_runner.thread_control import end_loop, run_with_pauses
+from ajet.task_runner.thread_control import end_loop, run_with_pauses, show_awaited
 from ajet.task_runner.tuner import AjetTuner
 
 log = logging.getLogger(__name__)
@@ -339,15 +339,16 @@ class _AttemptInProcess:
 # ------------------------------------------------------------ in the server and its workers
 
 
-def _own_streams(stderr: int) -> None:
-    """Its own stderr, also for the stack that `dump` asks for, and no stdin."""
+def _own_streams(stderr: int, attempts: list[Any]) -> None:
+    """Its own stderr, also for the stack that `dump` asks for and what the attempt awaits, and no stdin."""
     os.dup2(stderr, 2)
     os.close(stderr)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     faulthandler.enable(all_threads=True)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGUSR1, lambda *_: show_awaited(attempts))
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)
 
 
 async def serve_attempt(server: ForkServer, channel: socket.socket) -> None:
@@ -429,12 +430,14 @@ class ForkServer(ForkingServer):
     def child(self, *descriptors: int) -> NoReturn:
         """Run one attempt, or, if workers stay, one after another until there are no more."""
         channel, stderr = socket.socket(fileno=descriptors[0]), descriptors[1]
-        _own_streams(stderr)
+        attempts: list[Any] = []
+        _own_streams(stderr, attempts)
         while channel.recv(1, socket.MSG_PEEK):
             loop = asyncio.new_event_loop()
             asyncio.set_event_loop(loop)
+            attempts[:] = [serve_attempt(self, channel.dup())]
             try:
-                run_with_pauses(loop, serve_attempt(self, channel.dup()))
+                run_with_pauses(loop, attempts[0])
             finally:
                 end_loop(loop)
             sys.stdout.flush()

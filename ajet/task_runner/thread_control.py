@@ -29,7 +29,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+import traceback
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeVar
@@ -165,6 +166,21 @@ def run_with_pauses(
         if task.done() and not task.cancelled():
             task.exception()  # raised below, or replaced by what is being raised: not to be logged
     return task.result()
+
+
+def awaited_stack(coroutine: Any) -> str:
+    """The stack of a coroutine that waits. That of its thread ends in the event loop and doesn't show it."""
+    frames = []
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None and not coroutine.cr_running:
+        frames.append((frame, frame.f_lineno))
+        coroutine = coroutine.cr_await
+    return "".join(traceback.StackSummary.extract(frames).format())
+
+
+def show_awaited(coroutines: Iterable[Any]) -> None:
+    """Write to standard error what they await. For a handler of signals: user code may have closed the descriptor."""
+    with suppress(OSError):
+        os.write(2, "".join(map(awaited_stack, coroutines)).encode())
 
 
 def _call(pause: _Pause, loop: asyncio.AbstractEventLoop, passes: tuple[type[BaseException], ...]) -> None:

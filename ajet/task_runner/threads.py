@@ -42,6 +42,7 @@ from ajet.task_runner.thread_control import (
     ROUND_S,
     ProcessState,
     WorkflowInterrupted,
+    awaited_stack,
     cancel_loops,
     drop_complaints,
     end_loop,
@@ -227,9 +228,11 @@ class EpisodeThread(Generic[T]):
                 self._loop.call_soon_threadsafe(lambda: None)
 
     def stack(self) -> str:
-        """The thread's current stack."""
+        """Where the thread is and, if its loop waits, what the coroutine awaits."""
         frame = sys._current_frames().get(self._thread.ident or -1)
-        return "".join(traceback.format_stack(frame)) if frame is not None else ""
+        task = self._task
+        awaited = awaited_stack(task.get_coro()) if task is not None else ""
+        return "".join(traceback.format_stack(frame)) + awaited if frame is not None else ""
 
     def _main(self) -> None:
         loop = self._own_loop

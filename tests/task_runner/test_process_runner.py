@@ -16,7 +16,7 @@ import pytest
 
 from ajet.config import make_config
 from ajet.schema.episode import Episode, EpisodeStatus
-from ajet.schema.errors import EngineError, ImportPathError
+from ajet.schema.errors import EngineError, ImportPathError, user_line
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner import processes
 from ajet.task_runner.processes import ProcessRunner
@@ -54,6 +54,10 @@ class Agent(Workflow):
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
             while True:
                 time.sleep(60)
+        if act == "await":
+            async def forever():
+                await asyncio.sleep(600)
+            await forever()
         if act == "spawn":
             child = subprocess.Popen(["sleep", "600"])
             with open(workflow_task.task.metadata["file"], "w") as file:
@@ -210,11 +214,12 @@ def test_good_and_bad_episodes_side_by_side(tmp_path: Path, lifetime: str) -> No
 def test_a_hang_is_killed_and_shows_where(tmp_path: Path) -> None:
     async def scene(runner: TaskRunner, _sessions: SmallProvider) -> None:
         await runner.attempts.ready()
-        episode = await episode_of(runner, "hang")
-        assert episode.status is EpisodeStatus.TIMEOUT
-        assert episode.failure is not None
-        assert "before the hang" in episode.failure.traceback
-        assert "in execute" in episode.failure.traceback
+        for act, said, function in (("hang", "before the hang", "execute"), ("await", "", "forever")):
+            episode = await episode_of(runner, act)
+            assert episode.status is EpisodeStatus.TIMEOUT
+            assert episode.failure is not None
+            assert said in episode.failure.traceback
+            assert user_line(episode.failure.traceback).endswith(f"in {function}")
 
     play(tmp_path, scene, rollout__episode_timeout=1.0)
 
