@@ -84,8 +84,12 @@ class Toolset:
                     self._stack.push_async_callback(_close, type(tool).__name__, connection)
                     for each in connection.tools:
                         await self._add(each)
-                else:
+                elif isinstance(tool, Tool):
                     await self._add(tool)
+                else:
+                    raise ToolSetupError(
+                        f"{tool!r:.100} is not a tool: `make_tools([…])` makes tools of names and of functions"
+                    )
         except BaseException:
             await self._stack.aclose()
             raise

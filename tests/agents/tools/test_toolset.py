@@ -257,6 +257,12 @@ def test_two_tools_of_one_name_are_refused() -> None:
         answer(Finish(), "{}")
 
 
+@pytest.mark.parametrize("given", ["finish", len])
+def test_what_is_no_tool_yet_is_refused_and_says_what_makes_one(given: Any) -> None:
+    with pytest.raises(ToolSetupError, match=r"is not a tool: `make_tools\("):
+        asyncio.run(Toolset([given]).__aenter__())
+
+
 def test_a_schema_that_is_none_is_refused() -> None:
     class Wrong(Raw):
         def __init__(self) -> None:
