@@ -23,6 +23,7 @@ from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, 
 
 if TYPE_CHECKING:
     import asyncio
+    from multiprocessing.process import BaseProcess
 
 Run = Callable[[Sequence[str]], int]
 """A command: takes its arguments, returns the exit code."""
@@ -181,26 +182,36 @@ def _guarded(arguments: list[str]) -> int:
 
 
 def _ensure_exit(code: int) -> int:
-    """Make sure that the program ends. On exit Python waits for the threads of executors (`asyncio.to_thread`), and
-    user code may have left a call blocked in one."""
-    if _threads_that_hold_us():
+    """Make sure that the program ends. On exit Python waits for the threads of executors (`asyncio.to_thread`) and for
+    the processes of `multiprocessing`, and user code may have left something that never ends in one."""
+    if _what_holds_us():
         threading.Thread(target=_exit_anyway, args=(code,), daemon=True).start()
     return code
 
 
-def _threads_that_hold_us() -> list[str]:
-    """Names of threads that Python waits for on exit: executors', daemons or not, and those of user code."""
+def _what_holds_us() -> list[str]:
+    """Names of what Python waits for on exit: executors' threads, daemons or not, and threads and processes of user
+    code."""
     others = [one for one in threading.enumerate() if one is not threading.main_thread()]
-    return [one.name for one in others if not one.daemon or one.name.startswith(POOL_THREADS)]
+    threads = [one.name for one in others if not one.daemon or one.name.startswith(POOL_THREADS)]
+    return threads + [child.name for child in _children()]
+
+
+def _children() -> list[BaseProcess]:
+    """Processes that user code started by `multiprocessing`: at exit Python ends the daemons and joins the others."""
+    module = sys.modules.get("multiprocessing.process")
+    return [child for child in module.active_children() if not child.daemon] if module else []
 
 
 def _exit_anyway(code: int) -> None:
     time.sleep(EXIT_S)
     try:
-        print(f"warning: ended without waiting for: {', '.join(_threads_that_hold_us())}", file=sys.stderr)
+        print(f"warning: ended without waiting for: {', '.join(_what_holds_us())}", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:  # even if nobody reads them any more
+        for child in _children():
+            child.kill()
         os._exit(code)
 
 

@@ -206,3 +206,17 @@ def test_a_folder_that_was_deleted_is_said_so(tmp_path: Path) -> None:
     ran = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 2
     assert ran.stderr == "error: the folder that this terminal is in was deleted\n    cd to another one\n"
+
+
+def test_a_process_that_user_code_left_does_not_hold_the_end_and_ends_with_it() -> None:
+    code = (
+        "import multiprocessing, sys, time\n"
+        "from ajet.cli import main\n"
+        "main.EXIT_S = 0.1\n"
+        "multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,), name='left').start()\n"
+        "sys.argv = ['ajet', '--version']\n"
+        "sys.exit(main.main())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)  # until both ended
+    assert ended.returncode == 0
+    assert ended.stderr == "warning: ended without waiting for: left\n"
