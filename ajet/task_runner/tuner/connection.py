@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import json
 import logging
+import os
 import queue
 import sys
 import threading
@@ -48,9 +49,16 @@ class LoopBridge:
     def __init__(self, caller: Caller, loop: asyncio.AbstractEventLoop) -> None:
         self.caller = caller
         self._loop = loop
+        self._process = os.getpid()
 
     def submit(self, call: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the service loop."""
+        """Run a coroutine on the service loop. In a forked process there is none to answer."""
+        if os.getpid() != self._process:
+            call.close()
+            raise RuntimeError(
+                "a process that a workflow forked can't use the workflow's clients: make one there, with the base_url, "
+                "api_key and model of tuner.as_oai_baseurl_apikey()"
+            )
         place = current_place()
         asker = None if place is None or place.recording is None else place.recording.attempt_id
         if asker not in (None, OUTSIDE) and asker != self.caller.session.episode_id:

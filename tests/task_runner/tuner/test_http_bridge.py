@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -283,3 +284,21 @@ def test_a_stream_in_the_same_process_that_fails_ends_for_its_reader(
     service.call_soon_threadsafe(service.stop)
     thread.join()
     service.close()
+
+
+def test_a_forked_process_is_told_that_nothing_answers_there() -> None:
+    """Its copy of the loop doesn't run: it would wait for ever, and its parent for it."""
+    fork = multiprocessing.get_context("fork")
+    told: Any = fork.SimpleQueue()
+
+    def ask(bridge: LoopBridge) -> None:
+        try:
+            bridge.call(lambda: None)
+        except RuntimeError as error:
+            told.put(str(error))
+
+    child = fork.Process(target=ask, args=(LoopBridge(cast(Caller, None), asyncio.new_event_loop()),))
+    child.start()
+    child.join(30)
+    child.kill()
+    assert not told.empty() and "as_oai_baseurl_apikey()" in told.get()
