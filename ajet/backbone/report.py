@@ -75,8 +75,7 @@ def why_nothing_trained(config: Config, folder: Path, after: int, tally: Failure
     """What the steps after `after` lacked, from their metrics and, if it is known, from why episodes failed.
 
     Rewards are to blame only if most episodes went well (one that was cut short gets what `failure_reward` says), or if
-    all were paid the same.
-    """
+    all were paid the same."""
     steps = [step for step in read_metrics(folder / "metrics.jsonl") if step["step"] > after]
 
     def total(name: str) -> int:
@@ -94,6 +93,7 @@ def why_nothing_trained(config: Config, folder: Path, after: int, tally: Failure
     lacking = NO_MODEL.format(algorithm.sft.min_reward) if imitates else NO_SUCCESS if passes else NO_DIFFERENCE
     if masked and not total("ledger/trained"):
         lacking = f"no sampled token was to be trained (masked/{', masked/'.join(masked)})"
+        lacking += ": no target_tag is in trainable_targets; see rollout.untrained_models" * ("not_trainable" in masked)
     elif total("credit/episodes_trained"):
         lacking = "no update had a finite gradient: lower ajet.trainer_common.optim.lr, or a coefficient of the loss"
     lines = [f"nothing was trained: {lacking if failed < ended or not failed else f'all {ended} episodes failed'}"]

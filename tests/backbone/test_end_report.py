@@ -75,4 +75,6 @@ def test_rewards_are_not_blamed_for_what_else_was_lacking(tmp_path: Path) -> Non
     assert "a success and at least pass_k failures" in why and "differ" not in why
     (tmp_path / "metrics.jsonl").write_text(json.dumps({**step, "ledger/trained": 0.0, "masked/a": 9.0}) + "\n")
     why = why_nothing_trained(make_config(), tmp_path, 0)
-    assert "no sampled token was to be trained (masked/a)" in why and "differ" not in why
+    assert "no sampled token was to be trained (masked/a)\n" in why and "differ" not in why
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({**step, "masked/not_trainable": 9.0}) + "\n")
+    assert "(masked/not_trainable): no target_tag is in " in why_nothing_trained(make_config(), tmp_path, 0)
