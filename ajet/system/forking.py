@@ -298,6 +298,7 @@ class ForkingClient:
             self._ready.set_exception(
                 UserError("the process that imports the user's code ended meanwhile: see its output above")
             )
+            self._ready.exception()  # not to be logged: after Ctrl-C, nobody waits for it any more
         for ended in self._exits.values():
             if not ended.done():
                 ended.set_result(WITH_SERVER)

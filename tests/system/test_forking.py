@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import subprocess
@@ -111,3 +112,24 @@ def test_hundreds_are_started_and_killed_at_once(tmp_path: Path, monkeypatch: py
             os.close(reading)
 
     asyncio.run(main())
+
+
+def test_closed_while_it_imports_it_leaves_nothing_to_complain_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_server.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    complaints = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+        client = ForkingClient(("slow_server", "Server"), {})
+        with pytest.raises(TimeoutError):  # Ctrl-C cancels it as well
+            await asyncio.wait_for(client.ready(), 0.1)
+        client._process.kill()
+        client.close()
+        del client
+        gc.collect()
+
+    asyncio.run(main())
+    assert not complaints
