@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import inspect
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -331,9 +332,16 @@ def fingerprint(config: Config, tasks: Sequence[Task]) -> dict[str, str]:
     if agent.startswith(f"{PROGRAM}{ARROW}"):
         symbol = inspect.unwrap(getattr(sys.modules[PROGRAM], agent.partition(ARROW)[2]))
         found["code of the agent"] = _source_digest(symbol)
-    found["tasks"] = _digest("\n".join(sorted(task.model_dump_json() for task in tasks)).encode())
-    found["model"] = _model_identity(config)
-    return found
+    found["tasks"] = _digest("\n".join(sorted(map(_task_text, tasks))).encode())
+    return {**found, "model": _model_identity(config)}
+
+
+def _task_text(task: Task) -> str:
+    """A task as JSON. What JSON can't hold, such as a picture, is written by its `repr`, without addresses."""
+    try:
+        return task.model_dump_json()
+    except ValueError:
+        return json.dumps(task.model_dump(), default=lambda value: re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)))
 
 
 def _with_imports(file: Path, found: set[Path]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.schema.errors import EXIT_FAILED
+from ajet.schema.errors import EXIT_FAILED, TaskDataError
 from ajet.schema.printable import printable
 from ajet.system.command_line import ArgumentError, CommandParser, fail
 
@@ -112,5 +112,14 @@ def config_of(arguments: Namespace) -> Config:
 
 
 def _write(path: Path, tasks: Sequence[Task]) -> None:
+    lines = []
+    for task in tasks:
+        try:
+            lines.append(f"{json.dumps(task.model_dump(mode='json'))}\n")
+        except ValueError as error:
+            raise TaskDataError(
+                f"task {task.task_id!r}: its metadata can't be written to {path}, because JSON has no form for it: "
+                f"{error}. Leave out what isn't text, numbers, lists or objects of these"
+            ) from None
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(task.model_dump(mode='json'))}\n" for task in tasks), encoding="utf-8")
+    path.write_text("".join(lines), encoding="utf-8")

@@ -150,6 +150,27 @@ def test_a_fingerprint_holds_what_a_result_depends_on() -> None:
     assert fingerprint(make_config({"model.path": "tiny:qwen2"}), [Task(main_query="b", task_id="a")]) != plain
 
 
+class Picture:
+    """Like PIL's: its `repr` has an address."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<Picture {self.name} at {id(self):#x}>"
+
+
+def test_a_fingerprint_of_tasks_that_json_can_not_hold() -> None:
+    config = make_config({"model.path": "tiny:qwen2"})
+
+    def found(**metadata: Any) -> dict[str, str]:
+        return fingerprint(config, [Task(main_query="a", task_id="a", metadata=metadata)])
+
+    assert found(image=b"\xff", picture=Picture("cat")) == found(image=b"\xff", picture=Picture("cat"))
+    assert found(image=b"\xff") != found(image=b"\xfe")
+    assert found(picture=Picture("cat")) != found(picture=Picture("dog"))
+
+
 def test_a_fingerprint_holds_the_modules_of_packages(tmp_path: Path) -> None:
     agent, package = tmp_path / "agent.py", tmp_path / "parts"
     agent.write_text("from parts import search\nimport parts.deep.more\nclass Agent: ...\n")

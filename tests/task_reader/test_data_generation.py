@@ -201,6 +201,25 @@ ajet:
     )
 
 
+def test_tasks_that_json_can_not_hold_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "reader.py").write_text(
+        """
+from ajet import Task
+from ajet.task_reader.task_reader_base import BaseTaskReader
+
+
+class Pictures(BaseTaskReader):
+    def get_training_tasks(self):
+        return [Task(main_query="a", task_id="a"), Task(main_query="b", task_id="b", metadata={"image": b"\\xff"})]
+"""
+    )
+    (tmp_path / "run.yaml").write_text("ajet: {task_reader: {type: reader.py->Pictures}}\n")
+    out = tmp_path / "tasks.jsonl"
+    assert main(["tasks", "generate", str(tmp_path / "run.yaml"), "--out", str(out)]) == 2
+    assert f"task 'b': its metadata can't be written to {out}" in capsys.readouterr().err
+    assert not out.exists()
+
+
 # ---------------------------------------------------------------- documents
 
 
