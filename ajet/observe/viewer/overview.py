@@ -32,7 +32,7 @@ _RETURNS = ("return/mean", "reward/mean", "success/rate")
 _PHASES = ("rollout", "train", "sync", "validate", "checkpoint")
 _NAMES = (
     *_VALIDATIONS, *_RETURNS, "val/return/std", "val/episode/usable", "val/episode/count", "episode/count",
-    "episode/failed_share", "episode/sampled_tokens_total",
+    "episode/failed_share", "episode/sampled_tokens_total", "tokens/trained",
     "credit/groups", "credit/zero_variance_groups", "ledger/captured", "ledger/trained", "ledger/dropped",
     "outcome/length", "outcome/overflow", "time/step", *(f"time/{phase}" for phase in _PHASES), "user/cost", *USED,
 )  # fmt: skip
@@ -234,11 +234,12 @@ def _totals(figures: Figures) -> dict[str, float]:
     sampled = figures.total("episode/sampled_tokens_total")
     cost, count = figures.of("user/cost"), figures.of("episode/count")
     lately = figures.lately("time/step")
+    trained = figures.total("tokens/trained")  # the ledger also counts groups whose rewards are equal
     found = {
         "training_episodes": played,
         "validation_episodes": validated,
         "sampled_tokens": sampled if sampled is not None else figures.total("ledger/captured"),
-        "trained_tokens": figures.total("ledger/trained"),
+        "trained_tokens": trained if trained is not None else figures.total("ledger/trained"),
         "seconds_per_step": lately.mean if lately.steps else None,
         "cost": float((cost.values * count.values).sum()) if cost.steps and cost.steps == count.steps else None,
     }

@@ -142,6 +142,14 @@ def test_what_is_told_of_a_run(tmp_path: Path) -> None:
     assert found["phases"] == {"rollout": 4.5, "train": 1.5}
 
 
+def test_tokens_of_groups_with_equal_rewards_are_not_said_to_be_trained(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    with (run / "metrics.jsonl").open("a") as file:
+        for step in (1, 2, 3):  # of 80 that could be trained, and none at all in the second step
+            file.write(json.dumps({"step": step, "tokens/trained": 40.0 * (step != 2)}) + "\n")
+    assert overview(Library(run).get("improving"))["totals"]["trained_tokens"] == 80.0
+
+
 def test_what_cannot_be_read_is_among_what_is_wrong(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
     (folder / "episodes.sqlite").write_text("not a database " * 80)
