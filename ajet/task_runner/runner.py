@@ -215,6 +215,7 @@ class _AttemptRun:
         if self._session is not None:
             timings["model"] = sum(call.seconds for call in calls.tree.calls)
         task = self._task
+        whole = calls.reward is not None and not ending.by_rule  # a number of `failure_reward` has no parts
         return Episode(
             episode_id=self._attempt.episode_id,
             task_id=task.task_id,
@@ -226,8 +227,8 @@ class _AttemptRun:
             tag=task.task_tag,
             reward=calls.reward,
             agent_rewards=calls.agent_rewards,
-            reward_parts=result.reward_parts if calls.reward is not None else {},
-            reward_weights=result.reward_weights if calls.reward is not None else {},
+            reward_parts=result.reward_parts if whole else {},
+            reward_weights=result.reward_weights if whole else {},
             is_success=ending.is_success,
             outcomes=calls.outcomes,
             failure=ending.failure,

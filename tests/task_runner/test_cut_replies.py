@@ -22,7 +22,7 @@ FILE = """
 import httpx
 from ajet import Workflow, WorkflowOutput
 from ajet.schema.errors import EnvironmentUnavailableError
-from ajet.task_judge.base_judge import BaseJudge
+from ajet.task_judge.base_judge import BaseJudge, Reward
 from pydantic import BaseModel
 
 QUESTION = [{"role": "user", "content": "Go"}]
@@ -130,6 +130,10 @@ class Quarter(BaseJudge):
     def compute_reward(self, workflow_task, workflow_output):
         assert workflow_output.metadata.get("ended_early", "length") == "length"
         return 0.25, False
+
+class Halves(BaseJudge):
+    def compute_reward(self, workflow_task, workflow_output):
+        return Reward(parts={"one": 0.5, "other": 1.0}, weights={"other": 2.0})
 """
 LONG = "one two three four five six seven eight nine ten eleven twelve"
 NO_REWARD = "the workflow returned reward=None and there is no judge"
@@ -211,6 +215,18 @@ def test_what_a_cut_reply_gets_if_the_workflow_returned(
     assert (episode.tree.trained_tokens > 0) == (truncated not in ("mask", "drop"))
     if truncated == "drop":
         assert episode.failure is not None and episode.failure.message == "ajet.failure_reward.truncated: drop"
+
+
+@pytest.mark.parametrize(
+    ("truncated", "reward", "parts"), [("judge", 2.5, {"one": 0.5, "other": 1.0}), (-2, -2.0, {}), ("drop", None, {})]
+)
+def test_a_reward_by_rule_has_no_parts(
+    tmp_path: Path, truncated: Any, reward: float | None, parts: dict[str, float]
+) -> None:
+    judge = {"task_judge__judge_protocol": f"{tmp_path}/own.py->Halves"}
+    episode = play(tmp_path, "nothing", failure_reward__truncated=truncated, **judge)
+    assert (episode.reward, episode.reward_parts) == (reward, parts)
+    assert ("reward/one" in episode_metrics([episode])) == bool(parts)
 
 
 @pytest.mark.parametrize("what", ["parts", "parts_then_error"])
