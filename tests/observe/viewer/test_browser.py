@@ -547,6 +547,18 @@ def save(page: Page, kind: str) -> bytes:
     return Path(saved.value.path()).read_bytes()
 
 
+def test_an_episode_that_is_gone_says_why_in_whole(viewer: Viewer, browser: Browser) -> None:
+    with browser.new_context() as context:  # its 404 is an error of the page's
+        base = f"http://127.0.0.1:{viewer.port}"
+        context.add_cookies([{"name": viewer.access.cookie, "value": viewer.access.cookie_value, "url": base}])
+        page = context.new_page()
+        page.goto(f"{base}/x/{EXPERIMENT}/episode/gone")
+        said = page.get_by_role("alert")
+        expect(said).to_contain_text("no episode 'gone'")
+        expect(said).to_contain_text("(ajet.recorder.max_gb)")
+        assert said.evaluate("node => node.scrollHeight <= node.clientHeight")
+
+
 def test_episodes_can_be_downloaded(viewer: Viewer, open_page: Open) -> None:
     page = open_page(viewer, f"/x/{EXPERIMENT}/episodes?status=completed&step_min=2&step_max=2")
     expect(page.locator("#count")).to_contain_text("episodes")

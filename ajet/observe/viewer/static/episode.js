@@ -189,6 +189,6 @@ try {
   drawGraph($("graph"), view.calls, colourOf, select);
   show();
 } catch (error) {
-  $("title").textContent = error.message;
+  $("view-chat").append(el("p", { class: "empty", role: "alert" }, error.message));
 }
 $("episode").dataset.ready = "1";
