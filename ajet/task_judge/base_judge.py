@@ -236,6 +236,8 @@ def _reward(reward: Any, judge_name: str) -> float:
         return finite_reward(reward, "a reward")
     except RewardError:
         hint = " (does compute_reward end without `return`?)" if reward is None else ""
+        if isinstance(reward, Reward):
+            hint = ": return the Reward alone, and say whether it is a success by its `is_success`"
         kind = type(reward).__name__
         raise JudgeFault(
             f"{judge_name} returned {reward!r:.80} of type {kind} as reward, not a finite number{hint}"

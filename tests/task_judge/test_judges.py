@@ -13,7 +13,7 @@ import pytest
 from ajet.config import make_config
 from ajet.schema.errors import ConfigError, ImportPathError, JudgeFault
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.base_judge import BaseJudge, Judgement, load_judge, validate_reward
+from ajet.task_judge.base_judge import BaseJudge, Judgement, Reward, load_judge, validate_reward
 from ajet.task_judge.env_service_as_judge import EnvServiceJudge
 from ajet.task_judge.math_answer_as_judge import MathAnswerAsJudge
 
@@ -75,6 +75,11 @@ def test_judges_may_be_async() -> None:
 
     said = validate_reward(asyncio.run(Slow(make_config()).compute_reward(TASK, WorkflowOutput())))
     assert said == Judgement(0.5, True)
+
+
+def test_a_reward_of_parts_in_a_pair_is_told_where_success_goes() -> None:
+    with pytest.raises(JudgeFault, match="return the Reward alone, and say whether it is a success"):
+        validate_reward((Reward(parts={"correct": 1.0}), True))
 
 
 def test_a_judge_without_compute_reward_says_so() -> None:
