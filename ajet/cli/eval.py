@@ -6,6 +6,7 @@ Nothing is trained. With `--out` the episodes are kept, and the same command goe
 from __future__ import annotations
 
 import json
+import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from ajet.system.command_line import ArgumentError, CommandParser, real, whole
 if TYPE_CHECKING:
     from ajet.backbone.evaluation import Evaluation, EvaluationCell
     from ajet.config import Config
-    from ajet.observe.statistics import Gain
+    from ajet.observe.statistics import Gain, Share
     from ajet.schema.episode import Episode
 
 
@@ -154,10 +155,19 @@ def _gains(found: Sequence[Evaluation]) -> Iterator[tuple[Evaluation, Evaluation
 def _flat(one: Evaluation) -> dict[str, float]:
     """The metrics, and beside pass@k the ends of their intervals."""
     metrics = dict(one.metrics)
-    for k, share in one.pass_at.items():
-        name = "val/success" if k == 1 else f"val/success/pass@{k}"
-        metrics |= {f"{name}/low": share.low, f"{name}/high": share.high}
+    for name, share in _intervals(one).items():
+        metrics |= {name: share.value, f"{name}/low": share.low, f"{name}/high": share.high}
     return metrics
+
+
+def _intervals(one: Evaluation) -> dict[str, Share]:
+    """By metric. Where attempts failed, the share of successes isn't pass@1, the mean over the tasks, whose interval
+    this is: it then has a name of its own."""
+    found = {f"val/success/pass@{k}": share for k, share in one.pass_at.items()}
+    first = found.get("val/success/pass@1")
+    if first is not None and math.isclose(first.value, one.metrics["val/success"], abs_tol=1e-9):
+        found["val/success"] = found.pop("val/success/pass@1")
+    return found
 
 
 def _as_json(found: Sequence[Evaluation]) -> dict[str, Any]:
@@ -174,9 +184,9 @@ def _as_json(found: Sequence[Evaluation]) -> dict[str, Any]:
 
 
 def _show_one(config: Config, one: Evaluation) -> None:
-    metrics = one.metrics
+    intervals = _intervals(one)
+    metrics = one.metrics | {name: share.value for name, share in intervals.items()}
     print(f"model      {printable(config.ajet.rollout.remote.model or config.ajet.model.path)}")
-    intervals = {"val/success" if k == 1 else f"val/success/pass@{k}": share for k, share in one.pass_at.items()}
     names = ["val/return/mean", "val/reward/mean", "val/success", "val/failed_share"]
     names += sorted(name for name in metrics if "pass@" in name or name.startswith(("val/tag/", "val/status/")))
     for name in names:

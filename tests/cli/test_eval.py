@@ -108,6 +108,23 @@ def test_one_model_prints_its_metrics_with_intervals(toy: Path, capsys: pytest.C
     )
 
 
+def test_an_interval_stands_beside_the_figure_that_it_is_of(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fails = 'if workflow_task.task_thread_index and workflow_task.task_id != "t1":'
+    broken = 'if Path("broken").exists() and workflow_task.task_id in Path("broken").read_text():'
+    assert broken in WORKFLOW
+    (toy / "ask.py").write_text(WORKFLOW.replace(broken, fails))
+    assert evaluated("-n", "4", "--json") == 0
+    metrics = json.loads(capsys.readouterr().out)
+    # of nine attempts with a reward the solved task has four; of six tasks it is one
+    assert metrics["val/success"] == pytest.approx(4 / 9) and "val/success/low" not in metrics
+    name = "val/success/pass@1"
+    assert metrics[name] == pytest.approx(1 / 6)
+    assert metrics[f"{name}/low"] < metrics[name] < metrics[f"{name}/high"]
+    assert evaluated("-n", "4") == 0
+    printed = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert printed["success"].endswith("0.4444") and "0.1667  (0.0301 … 0.5635)" in printed["success/pass@1"]
+
+
 def test_a_hosted_model_against_the_base(toy: Path, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     hosted = f"gpt@{server.url}"
     arguments = ("--model", "base", "--model", hosted, "-n", "2", "--price-input", "2", "--price-output", "10")
