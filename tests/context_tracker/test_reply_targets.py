@@ -209,3 +209,45 @@ def test_a_reply_that_is_not_trained_need_not_be_sayable() -> None:
     assert target == "\n</think>\n\nIt is 5.<｜end▁of▁sentence｜>"
     episode = replay(Renderer(r1), [ASK, SAYS, ASK, {**SAYS, "train": False}, ASK, SAYS])
     assert len(episode.tree.calls) == 2 and episode.ledger.trained == episode.ledger.captured > 0
+
+
+INLINE = {"role": "assistant", "content": "<think>\nTwo and three.\n</think>\n\nIt is 5."}
+SPLIT_LATE = {"role": "assistant", "content": "\n\nIt is 5.", "reasoning_content": "\nTwo and three.\n"}
+
+
+@pytest.mark.parametrize("name", THOUGHTS)
+def test_the_lines_around_a_recorded_thought_are_not_trained_twice(name: str) -> None:
+    real = real_tokenizer(name)
+    for reply in (INLINE, SPLIT_LATE):
+        assert targets(real, [ASK, reply])[0][1] == THOUGHTS[name][1]
+        assert targets(real, [ASK, reply, ASK, SAYS])[1][1] == THOUGHTS[name][0]
+
+
+def test_tiny_models_write_a_recorded_thought_once() -> None:
+    tiny = ModelSource.resolve("tiny:qwen2-0.3m").tokenizer()
+    for reply in (THINKS, INLINE, SPLIT_LATE):
+        assert targets(tiny, [ASK, reply])[0][1] == "<think>\nTwo and three.\n</think>\n\nIt is 5.<|im_end|>"
+
+
+def test_what_is_not_to_be_trained_is_said_by_train_or_as_openai_says_it() -> None:
+    tiny = ModelSource.resolve("tiny:qwen2-0.3m").tokenizer()
+    for left_out in ({"train": False}, {"weight": 0}, {"weight": 0.0}):
+        ((prompt, target),) = targets(tiny, [{**SAYS, **left_out}, ASK, {**SAYS, "weight": 1, "train": None}])
+        assert "It is 5." in prompt and target == "It is 5.<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ({"messages": [ASK, {**SAYS, "train": "false"}]}, r"messages\[1\].train is 'false': expected \"train\": false"),
+        ({"messages": [ASK, {**SAYS, "weight": 0.5}]}, r"messages\[1\].weight is 0.5: expected \"train\": false"),
+        ({"messages": [SAYS, ASK, SAYS]}, r"messages\[0\] answers nothing, .*: give it \"train\": false"),
+        ({"messages": [ASK, SAYS], "tools": json.dumps([TOOL])}, r"expected \{\"tools\": \["),
+        ({"messages": [ASK, SAYS], "tools": [TOOL["function"]]}, r"tools\[0\].function must be an object with a name"),
+    ],
+)
+def test_a_line_that_would_train_something_else_is_refused(tmp_path: Path, line: Any, problem: str) -> None:
+    file = tmp_path / "talks.jsonl"
+    file.write_text(json.dumps(line))
+    with pytest.raises(TaskDataError, match=rf"talks.jsonl:1: {problem}"):
+        read_demonstrations(file, Renderer(ModelSource.resolve("tiny:qwen2-0.3m").tokenizer()))

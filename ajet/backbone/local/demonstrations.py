@@ -21,6 +21,7 @@ from ajet.context_tracker.encoder import MARK
 from ajet.context_tracker.messages import plain_message, plain_messages, split_reasoning
 from ajet.context_tracker.template import TemplateRefusal, stub_call, stub_word
 from ajet.gateway.chat import ReplyParser, pick_parser
+from ajet.gateway.openai_chat import read_tools
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Completion, Message, Sampling, Tool
 from ajet.schema.episode import Episode, EpisodeStatus
@@ -50,7 +51,7 @@ def reply_ids(
     before = [_without_reasoning(message) for message in plain_messages(history)]
     place = _LinePlace(renderer, parser, before, tools, kwargs or {})
     said = plain_message(reply, f"messages[{len(history)}]")
-    reasoning, answer = split_reasoning(said)[0], _without_reasoning(said)
+    reasoning, answer = split_reasoning(said)[0].strip("\n"), _without_reasoning(said)
     text, end = place.ended(place.after_prompt(answer, reasoning), answer)
     place.check(text, said)
     return renderer.encoder.continuation(text + end)
@@ -175,10 +176,12 @@ class _LinePlace:
 
 
 def _without_reasoning(message: Message) -> Message:
+    """The answer alone. Lines between it and the thought, which recorded texts keep, are the template's to write."""
     if message["role"] != "assistant":
         return message
     kept = {key: value for key, value in message.items() if key != "reasoning_content"}
-    return {**kept, "content": split_reasoning(message)[1]}
+    reasoning, content = split_reasoning(message)
+    return {**kept, "content": content.lstrip("\n") if reasoning else content}
 
 
 def numbered_calls(messages: Sequence[Message]) -> list[Message]:
@@ -249,15 +252,12 @@ def read_demonstrations(path: Path, renderer: Renderer) -> list[Episode]:
             kwargs = record.get("chat_template_kwargs") or {}
             if not isinstance(kwargs, dict):
                 raise ValueError('expected {"chat_template_kwargs": {"name": value}}')
-            episodes.append(
-                replay(
-                    renderer,
-                    record["messages"],
-                    record.get("tools") or [],
-                    template_kwargs=kwargs,
-                    name=f"line-{number}",
-                )
-            )
+            offered = record.get("tools") or []
+            if not isinstance(offered, list):
+                raise ValueError('expected {"tools": [{"type": "function", "function": {…}}]}')
+            tools = read_tools(offered)  # in the form in which a request's reach the template
+            name = f"line-{number}"
+            episodes.append(replay(renderer, record["messages"], tools, template_kwargs=kwargs, name=name))
         except (ValueError, KeyError, TypeError, InvalidRequestError) as error:
             raise TaskDataError(f"{path}:{number}: {error}") from error
     if not episodes:
@@ -279,9 +279,11 @@ def replay(
     spoken = plain_messages(messages)
     if parser.markup.numbered_ids:
         spoken = numbered_calls(spoken)
-    replies = [i for i, one in enumerate(messages) if one["role"] == "assistant" and one.get("train", True)]
+    replies = [i for i, one in enumerate(messages) if one["role"] == "assistant" and _is_trained(one, i)]
     if not replies:
         raise ValueError("the conversation holds no assistant message to train")
+    if replies[0] == 0:
+        raise ValueError('messages[0] answers nothing, so no prompt leads to it: give it "train": false')
     for index in replies:
         before, reply = spoken[:index], spoken[index]
         ids = reply_ids(renderer, parser, before, reply, tools, template_kwargs)
@@ -291,6 +293,17 @@ def replay(
         tracker.commit(prepared.call_id, Completion(ids, [0.0] * len(ids), "stop"), reply)
     calls = tracker.finish(1.0)
     return Episode(name, name, EpisodeStatus.COMPLETED, calls.tree, calls.ledger, group_id=name, reward=calls.reward)
+
+
+def _is_trained(reply: Message, index: int) -> bool:
+    """By `train`, or by `weight`, which is what OpenAI's fine-tuning calls it."""
+    for name, value in (("train", reply.get("train")), ("weight", reply.get("weight"))):
+        if value is None:
+            continue
+        if value not in (0, 1):  # false and true, too
+            raise ValueError(f'messages[{index}].{name} is {value!r}: expected "train": false, or true')
+        return bool(value)
+    return True
 
 
 def demonstration_batches(config: Config, renderer: Renderer) -> TaskStream:
