@@ -22,6 +22,7 @@ from ajet.context_tracker.messages import plain_message, plain_messages, split_r
 from ajet.context_tracker.template import TemplateRefusal, stub_call, stub_word
 from ajet.gateway.chat import ReplyParser, pick_parser
 from ajet.gateway.openai_chat import read_tools
+from ajet.observe.episode_codec import token_bytes_of
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Completion, Message, Sampling, Tool
 from ajet.schema.episode import Episode, EpisodeStatus
@@ -315,6 +316,8 @@ def demonstration_batches(config: Config, renderer: Renderer) -> TaskStream:
     episodes = list(_recorded(path, sft.min_reward)) if recorded else read_demonstrations(path, renderer)
     if not episodes:
         raise _none_to_imitate(path, sft.min_reward)
+    if recorded:
+        _check_vocabulary(path, episodes, renderer.tokenizer)
     tasks = [
         Task(task_id=f"{index}-{episode.episode_id}", metadata={"episode": episode})
         for index, episode in enumerate(episodes)
@@ -356,6 +359,28 @@ def _recorded(path: Path, least: float, *, validation: bool = False) -> Iterator
                 yield episode
     finally:
         store.close()
+
+
+def _check_vocabulary(path: Path, episodes: Sequence[Episode], tokenizer: Any) -> None:
+    """Refuse ids that another model's tokenizer gave: here they stand for other text."""
+    ids = sorted({int(token) for episode in episodes for run in episode.tree.runs for token in run.ids})
+    store = EpisodeStore(path)
+    try:
+        recorded = store.token_bytes(ids)
+    finally:
+        store.close()
+    here = token_bytes_of(tokenizer)(recorded)
+    for token, was in recorded.items():
+        if here[token] != was:
+            raise TaskDataError(
+                f"{path}: its episodes are of a model with another vocabulary (token {token} is {_text(was)} there and "
+                f"{_text(here[token])} in ajet.model.path). To imitate what they say, name what `ajet export episodes "
+                f"{path.parent} FILE.jsonl --format sft` writes"
+            )
+
+
+def _text(token: bytes) -> str:
+    return repr(token.decode(errors="replace"))
 
 
 def _find(name: str, config: Config) -> Path:

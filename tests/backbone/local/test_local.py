@@ -31,7 +31,7 @@ from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import JsonlSink, read_metrics
 from ajet.observe.run_files import is_complete
 from ajet.schema.chat import Completion
-from ajet.schema.errors import ConfigError, JudgeFailedError, UserError
+from ajet.schema.errors import ConfigError, JudgeFailedError, TaskDataError, UserError
 from ajet.task_judge.helper import HelperMeter
 from ajet.trainer.checkpoint import CheckpointFolder
 from support import SUPPORT
@@ -663,6 +663,16 @@ def test_imitation_of_the_best_of_its_own_episodes(tmp_path: Path) -> None:
     again.mkdir()
     overrides["trainer_common.algorithm.sft.demonstrations"] = experiment
     assert train(again, **overrides)[0] == 0
+    # its token ids mean nothing to a model whose tokenizer counts otherwise
+    other = shutil.copytree(ModelSource.resolve("tiny:qwen2-0.3m").path, tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["Ċ"] = vocabulary["Ċ"], vocabulary["a"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(
+        TaskDataError, match=r"another vocabulary \(token 10 is '\\n' there and 'a' in ajet\.model\.path"
+    ):
+        train(again, fresh=True, **overrides, **{"model.path": other})
 
 
 @pytest.mark.slow
