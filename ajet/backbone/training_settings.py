@@ -206,15 +206,17 @@ def loss_settings(config: Config) -> LossSettings:
     common = config.ajet.trainer_common
     algorithm = common.algorithm
     low, high = clip_range(algorithm)
+    policy_loss = find_policy_loss(algorithm.policy_loss, config.base_dirs)
+    in_loss = common.use_kl_loss and not algorithm.use_kl_in_reward and not policy_loss.imitates
     return LossSettings(
-        policy_loss=find_policy_loss(algorithm.policy_loss, config.base_dirs),
+        policy_loss=policy_loss,
         clip_low=low,
         clip_high=high,
         clip_dual=algorithm.clip_dual,
         tau_pos=algorithm.tau_pos,
         tau_neg=algorithm.tau_neg,
         sequence_mask=algorithm.sequence_mask,
-        kl_coef=common.kl_loss_coef if common.use_kl_loss and not algorithm.use_kl_in_reward else 0.0,
+        kl_coef=common.kl_loss_coef if in_loss else 0.0,
         kl_type=KLType(KL_TYPES[common.kl_loss_type]),
         entropy_coef=algorithm.entropy_coef,
         correction=None,

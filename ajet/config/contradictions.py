@@ -96,16 +96,19 @@ def _longest(a: AjetConfig) -> int:
 
 def _has_kl_term(a: AjetConfig) -> bool:
     trainer = a.trainer_common
-    return bool(trainer.use_kl_loss and trainer.kl_loss_coef) and not _takes_kl_from_reward(a)
+    return bool(trainer.use_kl_loss and trainer.kl_loss_coef) and not _takes_kl_from_reward(a) and not _imitates(a)
 
 
 def _asks_remote_teacher(a: AjetConfig) -> bool:
     return (a.trainer_common.algorithm.distillation.teacher or "").startswith(("http://", "https://"))
 
 
+def _taught_alone(a: AjetConfig) -> bool:
+    return _has_teacher(a) and a.trainer_common.algorithm.distillation.mode == "alone"
+
+
 def _compares_episodes(a: AjetConfig) -> bool:
-    taught_alone = _has_teacher(a) and a.trainer_common.algorithm.distillation.mode == "alone"
-    return not (_compares_over_batch(a) or _imitates(a) or taught_alone)
+    return not (_compares_over_batch(a) or _imitates(a) or _taught_alone(a))
 
 
 def _backbones_for_engine(a: AjetConfig) -> str:
@@ -291,6 +294,18 @@ ALGORITHM_RULES = (
         ),
         "the ratio of {trainer_common.algorithm.policy_loss} is to the sampler, so there is nothing left to correct",
         "leave rollout_correction out, or choose another policy_loss",
+    ),
+    ContradictionRule(
+        (f"{ALGORITHM}.use_kl_in_reward", f"{ALGORITHM}.policy_loss", f"{ALGORITHM}.distillation.mode"),
+        lambda a: _takes_kl_from_reward(a) and (_imitates(a) or _taught_alone(a)),
+        "the KL divergence would be taken off rewards, and what is imitated or taught alone uses none",
+        "set use_kl_in_reward: false, and use_kl_loss: true beside a teacher",
+    ),
+    ContradictionRule(
+        (f"{ALGORITHM}.entropy_coef", f"{ALGORITHM}.policy_loss"),
+        lambda a: a.trainer_common.algorithm.entropy_coef and _imitates(a),
+        "policy_loss: sft has no entropy term",
+        "set entropy_coef: 0",
     ),
     ContradictionRule(
         (f"{ALGORITHM}.sequence_mask", f"{ALGORITHM}.policy_loss"),

@@ -62,6 +62,8 @@ def test_whole_weights_take_sixteen_bytes_each_and_adapters_hardly_any() -> None
     assert parts == [2 * count, 2 * count, 8 * count, 4 * count]
     assert size(whole, "reference") == 0 < size(whole, "KV cache") == 10**6
     assert size(planned(H200, **common, **lengths), "reference") == 2 * count
+    imitating = planned(H200, **common, **lengths, trainer_common__algorithm__policy_loss="sft")
+    assert size(imitating, "reference") == 0
     adapted = planned(H200, **common, **lengths, model__lora__enabled=True)
     assert adapted.total < whole.total
     assert size(adapted, "reference") == 0 < size(adapted, "gradients") < 2 * count

@@ -60,6 +60,10 @@ def test_kl_in_the_reward_switches_the_loss_term_off() -> None:
             "nothing left to correct",
         ),
         ({f"{ALGORITHM}.policy_loss": "sft", f"{ALGORITHM}.sequence_mask": 0.5}, "uses no advantages"),
+        ({f"{ALGORITHM}.policy_loss": "sft", f"{ALGORITHM}.entropy_coef": 0.01}, "no entropy term"),
+        ({f"{ALGORITHM}.policy_loss": "sft", f"{ALGORITHM}.use_kl_in_reward": True}, "uses none"),
+        ({f"{ALGORITHM}.distillation.teacher": "some/model", f"{ALGORITHM}.use_kl_in_reward": True}, "uses none"),
+        ({f"{ALGORITHM}.policy_loss": "sft", "trainer_common.kl_adaptive.target": 0.1}, "there is none"),
         ({"trainer_common.early_stop.target": 0.5, "trainer_common.test_freq": 0}, "there are none"),
         ({"task_reader.curriculum.enabled": True, "task_reader.shuffle": False}, "in file order"),
         (

@@ -669,9 +669,7 @@ def test_imitation_of_the_best_of_its_own_episodes(tmp_path: Path) -> None:
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary["a"], vocabulary["Ċ"] = vocabulary["Ċ"], vocabulary["a"]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(
-        TaskDataError, match=r"another vocabulary \(token 10 is '\\n' there and 'a' in ajet\.model\.path"
-    ):
+    with pytest.raises(TaskDataError, match=r"another vocabulary \(token 10 is '\\n' there and 'a' in ajet\.model"):
         train(again, fresh=True, **overrides, **{"model.path": other})
 
 

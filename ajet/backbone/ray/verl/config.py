@@ -309,7 +309,7 @@ def _actor(config: Config, run: RunFacts, machine: Machine) -> Settings:
         f"{actor}.ppo_max_token_len_per_gpu": micro_tokens(config),
         f"{actor}.policy_loss.loss_mode": LOSS,
         f"{actor}.entropy_coeff": algorithm.entropy_coef,
-        f"{actor}.use_kl_loss": common.use_kl_loss and common.kl_loss_coef > 0,
+        f"{actor}.use_kl_loss": common.use_kl_loss and common.kl_loss_coef > 0 and algorithm.policy_loss != "sft",
         f"{actor}.use_torch_compile": not machine.cpu,
         f"{actor}.ulysses_sequence_parallel_size": common.ulysses_sequence_parallel_size,
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
