@@ -302,10 +302,11 @@ ALGORITHM_RULES = (
         "set use_kl_in_reward: false, and use_kl_loss: true beside a teacher",
     ),
     ContradictionRule(
-        (f"{ALGORITHM}.entropy_coef", f"{ALGORITHM}.policy_loss"),
-        lambda a: a.trainer_common.algorithm.entropy_coef and _imitates(a),
-        "policy_loss: sft has no entropy term",
-        "set entropy_coef: 0",
+        (f"{ALGORITHM}.sft.demonstrations", f"{ALGORITHM}.policy_loss"),
+        lambda a: a.trainer_common.algorithm.sft.demonstrations is not None and not _imitates(a),
+        "nothing would be imitated: policy_loss {trainer_common.algorithm.policy_loss} learns from rewards",
+        "set policy_loss: sft, or leave sft.demonstrations out",
+        on=("local",),
     ),
     ContradictionRule(
         (f"{ALGORITHM}.sequence_mask", f"{ALGORITHM}.policy_loss"),

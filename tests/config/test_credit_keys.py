@@ -60,7 +60,7 @@ def test_kl_in_the_reward_switches_the_loss_term_off() -> None:
             "nothing left to correct",
         ),
         ({f"{ALGORITHM}.policy_loss": "sft", f"{ALGORITHM}.sequence_mask": 0.5}, "uses no advantages"),
-        ({f"{ALGORITHM}.policy_loss": "sft", f"{ALGORITHM}.entropy_coef": 0.01}, "no entropy term"),
+        ({f"{ALGORITHM}.sft.demonstrations": "talks.jsonl"}, "nothing would be imitated: policy_loss ppo"),
         ({f"{ALGORITHM}.policy_loss": "sft", f"{ALGORITHM}.use_kl_in_reward": True}, "uses none"),
         ({f"{ALGORITHM}.distillation.teacher": "some/model", f"{ALGORITHM}.use_kl_in_reward": True}, "uses none"),
         ({f"{ALGORITHM}.policy_loss": "sft", "trainer_common.kl_adaptive.target": 0.1}, "there is none"),
