@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, distribution, distributions
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ ENTRIES = re.findall(r"^([^\s=]+)==([^\s;]+)[^\n]*\n((?:    --hash=sha256:[0-9a-
 AUDIT = [sys.executable, str(ROOT / "constraints/audit.py"), "--url"]
 
 
-def asked_for() -> list[Requirement]:
+def asked_for(extra: str = "dev") -> list[Requirement]:
     """What `pip install -e '.[dev]'` asks for here."""
-    waiting, found = [*PROJECT["dependencies"], "agentjet[dev]"], []
+    waiting, found = [*PROJECT["dependencies"], f"agentjet[{extra}]"], []
     while waiting:
         requirement = Requirement(waiting.pop())
         if requirement.name == PROJECT["name"]:
@@ -48,6 +48,49 @@ def test_the_lock_holds_what_the_project_asks_for() -> None:
 def test_everything_in_the_lock_has_hashes_and_no_address() -> None:
     assert len(ENTRIES) == len(re.findall("^[^ #\n]", LOCK, re.MULTILINE)) > 150
     assert "://" not in LOCK and not re.search("^torch==", LOCK, re.MULTILINE)
+
+
+def brought(extra: str) -> set[str]:
+    """The packages that are there after `pip install '.[extra]'`, by what each asks for in turn."""
+    waiting, found, seen = asked_for(extra), set[str](), set[str]()
+    while waiting:
+        requirement = waiting.pop()
+        if str(requirement) in seen:
+            continue
+        seen.add(str(requirement))
+        try:
+            package = distribution(requirement.name)
+        except PackageNotFoundError:  # of another build: torch for CUDA asks for more
+            continue
+        found.add(requirement.name)
+        for each in map(Requirement, package.requires or ()):
+            wanted = [{"extra": name} for name in ("", *requirement.extras)]
+            if each.marker is None or any(map(each.marker.evaluate, wanted)):
+                waiting.append(each)
+    return found
+
+
+@pytest.mark.slow
+def test_what_the_train_extra_installs_is_enough_to_train(tmp_path: Path) -> None:
+    """transformers needs packages that it doesn't ask for, and the environment of the tests has those of all extras."""
+    packages, project = tmp_path / "packages", tmp_path / "mine"
+    packages.mkdir()
+    for name in brought("train"):
+        package = distribution(name)
+        for top in {file.parts[0] for file in package.files or ()} - {"..", "bin", "__pycache__"}:
+            if not (packages / top).exists():
+                (packages / top).symlink_to(Path(str(package.locate_file(top))))
+    (packages / "ajet").symlink_to(ROOT / "ajet")
+
+    def ajet(*arguments: str, folder: Path = tmp_path) -> None:
+        code = f"import sys; sys.path.insert(0, {str(packages)!r}); from ajet.cli.main import main; sys.exit(main())"
+        command = [sys.executable, "-I", "-S", "-c", code, *arguments]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    ajet("init", "mine")
+    ajet("--conf", "mine.yaml", "trainer_common.total_training_steps=1", folder=project)
+    ajet("export", "weights", "mine", "model", folder=project)
 
 
 def audit(url: str) -> subprocess.CompletedProcess[str]:

@@ -72,7 +72,7 @@ OPTIONAL = (
     *(Optional(load(TRACKERS, name).install, "trackers", f"trainer_common.logger: {name}") for name in TRACKERS),
 )
 CORE = ("openai", "pydantic", "omegaconf")
-TRAINING = ("transformers", "datasets", "safetensors")
+TRAINING = ("transformers", "datasets", "safetensors", "accelerate")
 """With torch: what the small installation leaves out."""
 NEEDS_TRANSFORMERS = {"verl": ">=5.5,<5.11", "trinity-rft": ">=5.12.1,<5.24"}
 """Where the ranges of transformers that verl and Trinity work with differ from ours."""

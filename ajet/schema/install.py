@@ -23,7 +23,7 @@ DISTRIBUTION = "agentjet"
 TRAIN = "train"
 """The extra that only training and local engines need; runners, ready agents, the store and most commands work without
 it."""
-TRAIN_PACKAGES = ("torch", "transformers", "datasets", "safetensors", "tokenizers", "huggingface_hub")
+TRAIN_PACKAGES = ("torch", "transformers", "datasets", "safetensors", "accelerate", "tokenizers", "huggingface_hub")
 """The packages of `TRAIN`, by import name."""
 
 
