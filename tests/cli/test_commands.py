@@ -252,15 +252,18 @@ def test_the_template_is_part_of_the_package() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("agent", ["react", "tool"])
 def test_a_project_with_a_ready_agent_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "quiz", "--agent", "react"]) == 0
+    assert main(["init", "quiz", "--agent", agent]) == 0
     monkeypatch.chdir(tmp_path / "quiz")
     assert main(["validate", "quiz.yaml"]) == 0
-    assert "react, tools: calculator, at most 4 steps" in capsys.readouterr().out
+    assert f"{agent}, tools: calculator, at most 4 steps" in capsys.readouterr().out
     assert main(["--conf", "quiz.yaml", "--backbone=debug"]) == 0
+    out = capsys.readouterr().out
+    assert out.count(f"{agent} · turn 1 (") == 2, out
     ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests"], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert main(["init", "other", "--agent", "raect"]) == 2
