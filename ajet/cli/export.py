@@ -52,9 +52,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _workflow(rollout: dict[str, Any]) -> str:
-    """What ran: the workflow's class, or the ready agent."""
+    """What ran: the workflow's class, without the folder that it was in here, or the ready agent."""
     agent = rollout.get("agent")
-    return f"agent {agent.get('type')}" if agent else str(rollout.get("user_workflow") or "unknown")
+    return f"agent {agent.get('type')}" if agent else str(rollout.get("user_workflow") or "unknown").rpartition("/")[2]
 
 
 def _weights_arguments(kinds: _SubParsersAction[CommandParser]) -> None:
