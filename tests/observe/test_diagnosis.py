@@ -417,6 +417,9 @@ def test_what_cannot_be_diagnosed(tmp_path: Path, capsys: pytest.CaptureFixture[
     (damaged / "metrics.jsonl").write_text("not JSON\n")
     assert main(["diagnose", str(damaged)]) == 2
     assert "metrics.jsonl, line 1: not a step's metrics" in capsys.readouterr().err
+    (damaged / "config.resolved.yaml").write_text("ajet: [\n")
+    assert main(["diagnose", str(damaged)]) == 2
+    assert capsys.readouterr().err.count("config.resolved.yaml:2: not YAML") == 1
 
 
 @pytest.mark.slow

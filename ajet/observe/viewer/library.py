@@ -108,7 +108,8 @@ class Reading:
         try:
             return read()
         except (UserError, OSError, sqlite3.Error) as error:
-            self.problems.append(str(error))
+            if str(error) not in self.problems:  # several things are read from one file
+                self.problems.append(str(error))
             return otherwise
 
 
