@@ -128,8 +128,11 @@ class AgentWorkflow(Workflow):
 
 
 def output_of(trajectory: Trajectory) -> WorkflowOutput:
-    """What a judge is given."""
-    ends = {"final_answer": _answer(trajectory), "stop_reason": str(trajectory.stop_reason)}
+    """What a judge is given. Without an answer, what the model said last, as where a limit ends any other workflow."""
+    answer = _answer(trajectory)
+    ends = {"final_answer": answer, "stop_reason": str(trajectory.stop_reason)}
+    if answer is None and trajectory.calls:
+        ends["last_reply"] = trajectory.calls[-1].reply.get("content") or ""
     return WorkflowOutput(metadata={**trajectory.metadata, **ends}, log_metrics=_metrics(trajectory))
 
 

@@ -283,9 +283,8 @@ class Runtime:
                 self.config, self.pool.runner, self.attempts, self.pool, on_start=self._on_start
             )
             self.gateway.external = self.external
-            self.run(
-                self.gateway.start()
-            )  # not earlier: a program that is waiting would be told that there is no such path
+            # not earlier: a program that is waiting for us would be told that there is no such path
+            self.run(self.gateway.start())
             self.external.say_how(self.gateway.base_url)
 
     def _thread_runner(self) -> ThreadRunner:

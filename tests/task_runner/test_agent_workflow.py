@@ -53,6 +53,8 @@ def test_the_text_format_is_one_conversation_too() -> None:
 
 def test_a_wrong_answer_and_none_at_all() -> None:
     assert run(["41"], {}).reward == 0.0
+    endless = run(["", "", "I wonder"], {"type": "tool", "max_steps": 3})
+    assert endless.metadata["last_reply"] == "I wonder", "a judge may pay for it"
     endless = run([asks("calculator", expression="1")], {"max_steps": 3})
     assert (endless.reward, endless.metadata["stop_reason"], len(endless.tree.calls)) == (0.0, "max_steps", 3)
     assert endless.metadata["final_answer"] is None
