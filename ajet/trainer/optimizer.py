@@ -22,6 +22,10 @@ from ajet.schema.install import install_command
 
 GROUP_BYTES = 256 * 2**20
 """Float32 gradients that exist at a time."""
+FLOAT16_SCALE = 1024.0
+"""What a loss is multiplied by, and gradients are divided by in float32, if the model computes in float16: the gradient
+of a token that weighs 1e-5 is mostly below the smallest number there is, and would be 0. A gradient that is too large
+for it lowers it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,10 @@ class MasterAdamW:
 
     def __init__(self, named: Iterable[tuple[str, Parameter]], settings: OptimSettings) -> None:
         self.settings = settings
-        self.parameters = {name: parameter for name, parameter in named if parameter.requires_grad}
+        every = dict(named)
+        self.loss_scale = FLOAT16_SCALE if any(each.dtype is torch.float16 for each in every.values()) else 1.0
+        """The factor of the losses whose gradients `step` gets."""
+        self.parameters = {name: parameter for name, parameter in every.items() if parameter.requires_grad}
         if not self.parameters:
             raise ValueError("the model has no trainable parameter")
         self._passing = {name for name, each in self.parameters.items() if self._is_passing(each)}
@@ -104,19 +111,37 @@ class MasterAdamW:
 
     def step(self, lr: float) -> OptimizerStep:
         """Clip the gradients, apply and clear them."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.clip_grad))
+        norm = self._clip()
         applied = math.isfinite(norm)
         if applied:
             for group in self._adam.param_groups:
                 group["lr"] = lr
             separate = [name for name, master in self._masters.items() if master is not self.parameters[name]]
             if len(separate) < len(self._masters):
+                for name in self._masters.keys() - set(separate):
+                    self._unscale(self.parameters[name].grad)
                 self._adam.step()
                 self.clear(set(self._masters) - set(separate))
             for names in self._groups(separate):
                 self._step_masters(names)
+        else:
+            self.loss_scale = max(1.0, self.loss_scale / 16)
         self.clear(self._masters)
         return OptimizerStep(norm, applied)
+
+    def _clip(self) -> float:
+        """Limit the gradient's norm, and return what it was. float16 could not hold the sum of the scaled squares."""
+        gradients = [each.grad for each in self.parameters.values() if each.grad is not None]
+        norms = [
+            torch.linalg.vector_norm(each, dtype=torch.promote_types(each.dtype, torch.float32)) for each in gradients
+        ]
+        norm = torch.nn.utils.get_total_norm(norms)
+        torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.settings.clip_grad * self.loss_scale, norm)
+        return float(norm) / self.loss_scale
+
+    def _unscale(self, gradient: Tensor | None) -> None:
+        if gradient is not None and self.loss_scale != 1.0:
+            gradient /= self.loss_scale
 
     def _step_masters(self, names: list[str]) -> None:
         """Update float32 copies, and the weights from them."""
@@ -125,6 +150,7 @@ class MasterAdamW:
             if name in self._passing:
                 master.data = self.parameters[name].detach().to(master.device, torch.float32)
             master.grad = None if gradient is None else gradient.to(master.device, master.dtype)
+            self._unscale(master.grad)
             self.parameters[name].grad = None
         self._adam.step()
         with torch.no_grad():

@@ -247,7 +247,7 @@ class Updater:
                     values = logprobs.logprob_E.detach().double().cpu().numpy()
                     self.before.update((key, values[where]) for key, where in pack.edges.by_call())
                 result = policy_loss(logprobs.logprob_E, edges, settings, logprobs.entropy_E)
-                result.loss.backward()  # type: ignore[no-untyped-call]
+                (result.loss * self.optimizer.loss_scale).backward()  # type: ignore[no-untyped-call]
             meter.add(result.sums)
         lr = self.settings.optim.lr_at(self.steps)
         self.updates += 1  # first: should the update be cut short, its beginning counts

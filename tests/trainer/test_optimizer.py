@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from ajet.backbone.local.learner import with_adapters
+from ajet.config.root import LoraConfig
 from ajet.schema.errors import MissingDependencyError
 from ajet.trainer import optimizer
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
@@ -135,3 +137,30 @@ def test_float16_weights_keep_their_copy() -> None:
     model = small_model().to(torch.float16)
     tensors = MasterAdamW(model.named_parameters(), OptimSettings(master="none")).tensors()
     assert len(tensors) == len(weights(model))
+
+
+@pytest.mark.parametrize("advantage", [1e-6, 1.0, 1e3])
+@pytest.mark.parametrize("adapters", [False, True])
+def test_float16_loses_no_small_gradients(adapters: bool, advantage: float) -> None:
+    """A token of a large batch weighs as little as one with the first of these advantages."""
+    batch = credited_batch(3)
+    for _, credit in batch:
+        for call in credit.calls:
+            call.entries = [(advantage * each, weight) for each, weight in call.entries]
+    moments, norms = [], []
+    for dtype in (torch.float32, torch.float16):
+        model = small_model().to(dtype)
+        if adapters:  # in float32
+            model = with_adapters(model, LoraConfig(rank=2))
+        trainer = Updater(model, TrainSettings(optim=OptimSettings(clip_grad=1e-3)))
+        metrics = trainer.update(batch)
+        if dtype is torch.float16 and advantage == 1e3 and not adapters:
+            assert not metrics["train/updates"]  # too large for the usual scale, which shrinks
+            metrics = trainer.update(batch)
+        assert metrics["train/updates"] == 1
+        norms.append(metrics["train/grad_norm"])
+        found = trainer.optimizer.tensors()
+        moments.append(torch.cat([found[name].flatten() for name in sorted(found) if name.endswith("|exp_avg")]))
+    assert norms[1] == pytest.approx(norms[0], rel=0.02)
+    assert torch.cosine_similarity(*moments, 0) > 0.99
+    assert float(moments[1].norm()) == pytest.approx(float(moments[0].norm()), rel=0.02)
