@@ -189,9 +189,10 @@ def compare_answers(given: str, expected: str) -> bool | None:
         return False
     if _number(theirs) is not None and _SUM.search(mine.rpartition("=")[2]):
         return False  # asked for 84, a model that writes 12*7 has left the work to the library
-    one, other = _listed(mine), _listed(theirs)
-    if one and other and _differ(one.brackets, other.brackets):
-        return False
+    one, other = (_listed(text) or _List("", [text]) for text in (mine, theirs))
+    counts = {len(each.parts) for each in (one, other) if None not in map(_number, each.parts)}
+    if _differ(one.brackets, other.brackets) or len(counts) > 1:
+        return False  # for the library, 3,3 is 3
     if _is_prose(mine) or _is_prose(theirs):
         return False
     return None
