@@ -141,7 +141,9 @@ async def _execute(
     spans: EmittedSpans,
 ) -> WorkflowOutput:
     workflow = workflow_class(name=workflow_class.__name__)
-    tuner = await open_tuner(workflow.trainable_targets)
+    if isinstance(targets := workflow.trainable_targets, str):  # whose letters would be targets
+        raise TypeError(f"{workflow.name}.trainable_targets is {targets!r}, not a list: write [{targets!r}]")
+    tuner = await open_tuner(targets)
     spans.begin(tuner, workflow_task)
     workflow_task.remember_tuner(tuner)
     if workflow_task.prompts is not None:

@@ -209,6 +209,18 @@ def test_the_targets_that_train_reach_the_session() -> None:
     assert asyncio.run(main()) == ("solver",)
 
 
+def test_a_target_that_is_no_list_is_refused() -> None:
+    class One(Talk):
+        trainable_targets: Any = "solver"
+
+    async def main() -> Any:
+        return (await runner_of(One).run(TASK)).failure
+
+    failure = asyncio.run(main())
+    assert failure is not None
+    assert failure.message == "One.trainable_targets is 'solver', not a list: write ['solver']"
+
+
 # ---------------------------------------------------------------- the workflow fails
 
 
