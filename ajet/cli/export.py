@@ -102,9 +102,10 @@ def model_card(experiment: Path, weights: Path) -> str:
     algorithm = common.get("algorithm", {})
     state_file = weights.resolve().parent / "state.json"
     state: dict[str, Any] = json.loads(state_file.read_text()) if state_file.is_file() else {}
-    base = ajet.get("model", {}).get("path", "unknown")
+    base = str(ajet.get("model", {}).get("path", "unknown"))
+    is_folder = base.startswith((".", "/", "~")) or base.count("/") > 1 or Path(base).is_dir()
     rows = {
-        "Base model": base,
+        "Base model": Path(base).name if is_folder else base,
         "Steps": state.get("step", "unknown"),
         "Validation reward": state.get("score", "not validated at this step"),
         "Loss": f"{algorithm.get('policy_loss')}, {algorithm.get('adv_estimator')}, {algorithm.get('loss_norm')}",
@@ -114,7 +115,7 @@ def model_card(experiment: Path, weights: Path) -> str:
         "Workflow": _workflow(ajet.get("rollout", {})),
     }
     lines = ["---", "library_name: transformers", "tags: [agents, reinforcement-learning]"]
-    if "/" in base and not base.startswith((".", "/")):
+    if "/" in base and not is_folder:
         lines.append(f"base_model: {base}")
     lines += ["---", "", f"# {experiment.name}", "", "Trained with AgentJet.", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in rows.items()]

@@ -67,14 +67,21 @@ def test_weights_are_not_written_over_themselves(
     assert (weights / "config.json").is_file() and (tmp_path / "run" / "hf").is_symlink()
 
 
-def test_the_model_card_names_the_workflow_and_no_folder_of_this_machine(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("base", "named", "is_public"),
+    [("Qwen/Qwen3-4B", "Qwen/Qwen3-4B", True), ("/data/Qwen3-4B", "Qwen3-4B", False), ("a/b/c", "c", False)],
+)
+def test_the_model_card_names_the_workflow_and_no_folder_of_this_machine(
+    tmp_path: Path, base: str, named: str, is_public: bool
+) -> None:
     """The exported folder is what one publishes."""
     weights = tmp_path / "run" / "step_1" / "hf"
     weights.mkdir(parents=True)
     (weights / "config.json").write_text("{}")
     (tmp_path / "run" / "hf").symlink_to("step_1/hf")
-    workflow = f"ajet: {{rollout: {{user_workflow: {tmp_path}/workflow.py->MyWorkflow}}}}\n"
+    workflow = f"ajet: {{model: {{path: {base}}}, rollout: {{user_workflow: {tmp_path}/workflow.py->MyWorkflow}}}}\n"
     (tmp_path / "run" / "config.resolved.yaml").write_text(workflow)
     assert main(["export", "weights", str(tmp_path / "run"), str(tmp_path / "model")]) == 0
     card = (tmp_path / "model" / "README.md").read_text()
     assert "| Workflow | workflow.py->MyWorkflow |" in card and str(tmp_path) not in card
+    assert f"| Base model | {named} |" in card and (f"base_model: {base}\n" in card) is is_public
