@@ -172,6 +172,61 @@ def test_trl_s_keys(tmp_path: Path) -> None:
     assert config.trainer_common.algorithm.adv_estimator == "drgrpo"
 
 
+def said_of(folder: Path, keys: str) -> dict[str, Any]:
+    """What keys of TRL become, without what any of its files stands for."""
+    done, _ = migrated(folder, f"model_name_or_path: m\nnum_generations: 8\n{keys}")
+    usual = {"model.path", "rollout.num_repeat", "rollout.temperature", "trainer_common.use_kl_loss"}
+    return {key.split(".")[-1]: value for key, value in done.keys.items() if key not in usual}
+
+
+@pytest.mark.parametrize(
+    ("keys", "ours"),
+    [
+        ("gradient_accumulation_steps: 16", {"train_batch_size": 16}),  # 8 replies to a device, unless it is said
+        ("per_device_train_batch_size: 4\ngradient_accumulation_steps: 4", {"train_batch_size": 2}),
+        ("per_device_train_batch_size: 8\ngeneration_batch_size: 256", {"train_batch_size": 32}),
+        (
+            "per_device_train_batch_size: 8\ngradient_accumulation_steps: 2\nsteps_per_generation: 8\nmax_steps: 40",
+            {"train_batch_size": 8, "mini_batch_num": 4, "total_training_steps": 10},
+        ),
+        ("ref_model_sync_steps: 64", {}),
+        ("ref_model_sync_steps: 64\nsync_ref_model: false", {}),
+        ("sync_ref_model: true", {"kl_reference_sync": 512}),
+        ("sync_ref_model: true\nref_model_sync_steps: 64\nnum_iterations: 4",
+         {"kl_reference_sync": 16, "ppo_epochs": 4}),
+        ("warmup_steps: 0.1", {"lr_warmup_ratio": 0.1}),
+        ("warmup_steps: 20\nnum_iterations: 2", {"lr_warmup_steps": 10, "ppo_epochs": 2}),
+        ("vllm_importance_sampling_clip_max: 3.0", {"cap": 3.0}),
+    ],
+)  # fmt: skip
+def test_trl_s_numbers_that_depend_on_each_other(tmp_path: Path, keys: str, ours: dict[str, Any]) -> None:
+    assert said_of(tmp_path, keys) == ours
+
+
+def test_of_two_keys_that_are_one_here_the_report_says_which_counts(tmp_path: Path) -> None:
+    _, lines = migrated(tmp_path, "seq_len = 2048\n[orchestrator]\nseq_len = 4096\n", "rl.toml")
+    assert lines["seq_len"][0] == "dropped" and lines["orchestrator.seq_len"][0] == "renamed"
+    done, lines = migrated(tmp_path, "model_name_or_path: m\nbf16: true\ndtype: float32\n")
+    assert done.keys["model.dtype"] == "float32" and lines["bf16"][0] == "dropped"
+
+
+def test_prime_rl_s_lora_and_groups(tmp_path: Path) -> None:
+    text = '[orchestrator]\nbatch_size = 128\n[trainer.model.lora]\ntarget_modules = ["q_proj"]\n'
+    done, lines = migrated(tmp_path, text, "rl.toml")
+    assert (done.keys["model.lora.enabled"], done.keys["model.lora.target_modules"]) == (True, ["q_proj"])
+    assert lines["orchestrator.batch_size"][0] == "dropped" and "group_size" in lines["orchestrator.batch_size"][1]
+    done, _ = migrated(tmp_path, "[orchestrator]\n[trainer.model.lora]\n[trainer.model.ac]\n", "bare.toml")
+    assert done.keys["model.lora.enabled"] is True
+
+
+def test_what_verl_reads_under_conditions(tmp_path: Path) -> None:
+    text = "actor_rollout_ref: {actor: {optim: {warmup_style: cosine}}}\nalgorithm: {gamma: 0.9}\n"
+    done, lines = migrated(tmp_path, text + "trainer: {resume_mode: auto, resume_from_path: /c/global_step_3}")
+    assert done.keys["trainer_common.resume"] == "auto" and lines["trainer.resume_from_path"][0] == "dropped"
+    assert done.keys["trainer_common.optim.lr_scheduler_type"] == "cosine"
+    assert "rollout.gamma" not in done.keys and "tokens" in lines["algorithm.gamma"][1]
+
+
 def test_prime_rl_s_keys(tmp_path: Path) -> None:
     done, lines = migrated(tmp_path, PRIME, "rl.toml")
     assert lines["orchestrator.batch_size"] == ("renamed", "data.train_batch_size: 8")

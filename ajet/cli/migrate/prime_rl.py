@@ -31,10 +31,13 @@ def _environment(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tasks(value: Any, given: Mapping[str, Any]) -> int:
-    group = int(given.get("orchestrator.group_size") or given.get("orchestrator.rollouts_per_example") or 1)
-    if int(value) % group:
+    episodes = int(value)
+    group = int(given.get("orchestrator.group_size") or given.get("orchestrator.rollouts_per_example") or 0)
+    if not group:
+        raise NotOurs("data.train_batch_size is the number of tasks, and the file doesn't say group_size")
+    if episodes % group:
         raise NotOurs(f"{value} episodes in groups of {group} are no whole number of tasks: set data.train_batch_size")
-    return int(value) // group
+    return episodes // group
 
 
 def _lora(key: str) -> As:
@@ -77,9 +80,12 @@ RULES: dict[str, Rule] = {
     "trainer.optim.weight_decay": f"{_OPTIM}.weight_decay",
     "trainer.optim.max_norm": f"{_OPTIM}.clip_grad",
     "trainer.optim.type": Dropped("the optimiser is AdamW"),
+    "trainer.model.lora": As("model.lora.enabled", lambda _value, _given: True),
     "trainer.model.lora.rank": _lora("model.lora.rank"),
     "trainer.model.lora.alpha": _lora("model.lora.alpha"),
     "trainer.model.lora.dropout": _lora("model.lora.dropout"),
+    "trainer.model.lora.target_modules": _lora("model.lora.target_modules"),
+    "trainer.model.seq_len": Dropped("rollout.max_model_len says it, for engine and trainer"),
     "trainer.model.attn": ATTENTION,
     "trainer.model.ac.": As("", lambda _value, _given: {f"{_COMMON}.gradient_checkpointing": True}),
     "trainer.model.": _PARALLEL,
@@ -102,9 +108,9 @@ RULES: dict[str, Rule] = {
 
 
 def _without_empty(tree: Tree) -> Tree:
-    """Without tables that hold nothing: they switch a part on, which here is always there."""
+    """Without tables that hold nothing: they switch a part on, which here is always there, but for LoRA."""
     kept = {name: _without_empty(value) if isinstance(value, dict) else value for name, value in tree.items()}
-    return {name: value for name, value in kept.items() if value != {}}
+    return {name: value for name, value in kept.items() if value != {} or name == "lora"}
 
 
 SYSTEM = System(

@@ -46,6 +46,8 @@ class Line(NamedTuple):
     now: str = ""
     """Its present name, with its value."""
     why: str = ""
+    new: Mapping[str, Any] = {}
+    """What it says here, by name."""
 
 
 class System(NamedTuple):
@@ -82,8 +84,16 @@ class Migration:
                 done.unset += 1
             else:
                 done.lines.append(done._one(key, value, given))
+        done._say_what_is_outvoted()
         done._fit()
         return done
+
+    def _say_what_is_outvoted(self) -> None:
+        """Of two keys that are one here, the file's later one counts."""
+        for index, line in enumerate(self.lines):
+            if lost := [name for name, value in line.new.items() if self.keys[name] != value]:
+                why = f"a later key says {', '.join(f'{name}: {_yaml(self.keys[name])}' for name in lost)}"
+                self.lines[index] = line._replace(what="dropped", why=why)
 
     def _fit(self) -> None:
         """Others say one or two of the three lengths; the third must suit them."""
@@ -133,7 +143,7 @@ class Migration:
         new = found if isinstance(found, Mapping) else {rule.key: found}
         self.keys |= new
         said = ", ".join(f"{name}: {_yaml(one)}" for name, one in new.items())
-        return Line("kept" if list(new) == [key] and found == value else "renamed", key, value, said)
+        return Line("kept" if list(new) == [key] and found == value else "renamed", key, value, said, new=new)
 
     def tree(self) -> Tree:
         """The file of ours."""

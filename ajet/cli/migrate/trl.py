@@ -10,23 +10,60 @@ from ajet.config.old_keys import Dropped
 
 _COMMON, _ALGORITHM, _OPTIM = "trainer_common", "trainer_common.algorithm", "trainer_common.optim"
 _SOURCE = "task_reader.huggingface_dat_repo"
-_BATCH = Dropped("data.train_batch_size is the number of tasks, which per_device_train_batch_size says")
 _BY_TOKENS = Dropped("batches are split by tokens")
 _JUDGE = Dropped("a reward is the workflow's, or a judge's; several are parts of a composite: docs/judges.md")
 _LOSS = Dropped("ajet has no such term in its loss")
-TRL_GENERATIONS = 8
-"""Replies to a prompt, where a file doesn't say: another number than our default."""
+_DEVICE, _STEPS, _PARTS = "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"
+_WHOLE = "generation_batch_size"
+TRL_GENERATIONS, TRL_DEVICE, TRL_SYNC = 8, 8, 512
+"""Replies to a prompt and to a device, and steps between two copies of the reference, where a file doesn't say."""
 
 
-def _tasks(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _tasks(_: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is sampled at once: `generation_batch_size`, or a device's replies times the steps that share them."""
     repeat = given.get("num_generations") or TRL_GENERATIONS
-    replies = int(value) * int(given.get("gradient_accumulation_steps") or 1)
+    steps = int(given.get(_PARTS) or given.get(_STEPS) or 1)
+    replies = int(given.get(_WHOLE) or int(given.get(_DEVICE) or TRL_DEVICE) * steps)
     if replies % int(repeat):
         raise NotOurs(
             f"{replies} replies in groups of {repeat} are no whole number of tasks: set data.train_batch_size"
         )
     unsaid = {} if given.get("num_generations") else {"rollout.num_repeat": TRL_GENERATIONS}
     return {"data.train_batch_size": replies // int(repeat), **unsaid}
+
+
+def _unless_said_by(*others: str) -> As:
+    """The batch, if no key that says more of it is given."""
+
+    def convert(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        if found := [key for key in others if given.get(key)]:
+            updates = "; trainer_common.mini_batch_num is the updates to a batch" if found[0] == _WHOLE else ""
+            raise NotOurs(f"data.train_batch_size is the number of tasks, which {found[0]} says{updates}")
+        return _tasks(value, given)
+
+    return As("", convert)
+
+
+def _parts(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch that is sampled at once is trained on in several updates."""
+    parts, rest = divmod(int(value), int(given.get(_STEPS) or 1))
+    if rest:
+        raise NotOurs(f"it is no multiple of {_STEPS}: trainer_common.mini_batch_num is the updates to a batch")
+    return {f"{_COMMON}.mini_batch_num": parts, **({} if given.get(_DEVICE) else _tasks(value, given))}
+
+
+def _sync(value: Any, given: Mapping[str, Any]) -> int:
+    if not value:
+        raise NotOurs("false: as by default")
+    steps: int = _batches(given.get("ref_model_sync_steps") or TRL_SYNC, given)
+    return steps
+
+
+def _warmup(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A share of all steps below 1, else their number."""
+    if 0 < value < 1:
+        return {f"{_OPTIM}.lr_warmup_ratio": value}
+    return {f"{_OPTIM}.lr_warmup_steps": _batches(value, given) if value else 0}
 
 
 def _beta(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,10 +86,11 @@ def _every(key: str, strategy: str) -> As:
 
 
 def _batches(value: Any, given: Mapping[str, Any]) -> Any:
-    """Its steps are updates: `num_iterations` of them to a batch, which is a step of ours."""
+    """Its steps are updates. All those of a batch, `num_iterations` times its parts, are a step of ours."""
     if value == -1:
         raise NotOurs("-1: the epochs count")
-    return max(1, value // int(given.get("num_iterations") or 1))
+    parts = max(1, int(given.get(_PARTS) or 1) // int(given.get(_STEPS) or 1))
+    return max(1, value // (int(given.get("num_iterations") or 1) * parts))
 
 
 def _betas(place: int) -> As:
@@ -91,10 +129,10 @@ RULES: dict[str, Rule] = {
     "reward_model_name_or_path": _JUDGE,
     "reward_funcs": _JUDGE,
     "reward_weights": _JUDGE,
-    "per_device_train_batch_size": As("", _tasks),
-    "gradient_accumulation_steps": _BATCH,
-    "generation_batch_size": _BATCH,
-    "steps_per_generation": _BATCH,
+    _DEVICE: _unless_said_by(_WHOLE),
+    _STEPS: _unless_said_by(_WHOLE, _DEVICE, _PARTS),
+    _WHOLE: As("", _tasks),
+    _PARTS: As("", _parts),
     "per_device_eval_batch_size": _BY_TOKENS,
     "num_generations": "rollout.num_repeat",
     "num_generations_eval": "rollout.val_kwargs.num_repeat",
@@ -112,6 +150,7 @@ RULES: dict[str, Rule] = {
     "vllm_enable_sleep_mode": "rollout.vllm.sleep",
     "vllm_mode": Dropped("ajet starts vLLM's servers itself"),
     "vllm_importance_sampling_cap": f"{_ALGORITHM}.rollout_correction.cap",
+    "vllm_importance_sampling_clip_max": f"{_ALGORITHM}.rollout_correction.cap",
     "beta": As("", _beta),
     "num_iterations": f"{_COMMON}.ppo_epochs",
     "epsilon": f"{_ALGORITHM}.clip_low",
@@ -132,10 +171,8 @@ RULES: dict[str, Rule] = {
         "algorithm.adv_estimator compares the episodes of a group",
     ),
     "mask_truncated_completions": _if_set({"failure_reward.truncated": "mask"}),
-    "sync_ref_model": Dropped(
-        "trainer_common.kl_reference_sync is the number of steps, which ref_model_sync_steps says"
-    ),
-    "ref_model_sync_steps": f"{_COMMON}.kl_reference_sync",
+    "sync_ref_model": As(f"{_COMMON}.kl_reference_sync", _sync),
+    "ref_model_sync_steps": Dropped("trainer_common.kl_reference_sync says it, if sync_ref_model is true"),
     "top_entropy_quantile": _LOSS,
     "router_aux_loss_coef": _LOSS,
     "learning_rate": f"{_OPTIM}.lr",
@@ -144,7 +181,7 @@ RULES: dict[str, Rule] = {
     "adam_beta2": _betas(1),
     "adam_epsilon": f"{_OPTIM}.eps",
     "max_grad_norm": f"{_OPTIM}.clip_grad",
-    "warmup_steps": f"{_OPTIM}.lr_warmup_steps",
+    "warmup_steps": As("", _warmup),
     "warmup_ratio": f"{_OPTIM}.lr_warmup_ratio",
     "lr_scheduler_type": SCHEDULER,
     "num_train_epochs": As(f"{_COMMON}.total_epochs", lambda value, _: max(1, round(value))),

@@ -82,6 +82,12 @@ def _kl_loss(value: Any, given: Mapping[str, Any]) -> Any:
     return True if given.get("algorithm.use_kl_in_reward") is True else value
 
 
+def _resume_path(value: Any, given: Mapping[str, Any]) -> Any:
+    if given.get("trainer.resume_mode") != "resume_path":
+        raise NotOurs("verl reads it with resume_mode: resume_path alone")
+    return value
+
+
 def _only(wanted: Any, new: Mapping[str, Any], why: str) -> As:
     """A switch that matters in one position."""
 
@@ -147,6 +153,7 @@ RULES: dict[str, Rule] = {
     f"{_ACTOR}.optim.lr_warmup_steps": unless(f"{_COMMON}.optim.lr_warmup_steps", -1, "-1: the ratio counts"),
     f"{_ACTOR}.optim.lr_warmup_steps_ratio": f"{_COMMON}.optim.lr_warmup_ratio",
     f"{_ACTOR}.optim.lr_scheduler_type": SCHEDULER,
+    f"{_ACTOR}.optim.warmup_style": SCHEDULER,
     f"{_ACTOR}.optim.": Dropped("the optimiser is ajet's own: see ajet.trainer_common.optim"),
     f"{_ROLLOUT}.name": named(
         "rollout.engine", {"vllm": "vllm", "sglang": "sglang"}, "rollout.engine is torch, vllm or sglang"
@@ -181,7 +188,7 @@ RULES: dict[str, Rule] = {
     f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": _BY_TOKENS,
     "actor_rollout_ref.ref.": Dropped("the reference is computed as the actor is"),
     "algorithm.adv_estimator": As(f"{_ALGORITHM}.adv_estimator", _estimator),
-    "algorithm.gamma": "rollout.gamma",
+    "algorithm.gamma": Dropped("verl discounts tokens, and not with grpo or rloo; rollout.gamma discounts model calls"),
     _BY_STD: As("", _not_by_std),
     "algorithm.use_kl_in_reward": _only(True, {f"{_COMMON}.use_kl_loss": True}, "false: as by default on verl"),
     "algorithm.filter_groups.enable": _only(
@@ -197,7 +204,7 @@ RULES: dict[str, Rule] = {
     "trainer.resume_mode": named(
         f"{_COMMON}.resume", {"auto": "auto", "disable": "never"}, "trainer_common.resume names the checkpoint itself"
     ),
-    "trainer.resume_from_path": f"{_COMMON}.resume",
+    "trainer.resume_from_path": As(f"{_COMMON}.resume", _resume_path),
     "trainer.default_local_dir": Dropped(
         "checkpoints are in the experiment's folder, or trainer_common.checkpoint_base_dir"
     ),
