@@ -484,6 +484,12 @@ def test_a_name_that_is_taken_is_a_value_error() -> None:
         register_tool(DoubleTool(), name="bash")
 
 
+def test_tools_are_created_under_the_names_that_the_librarys_models_saw() -> None:
+    made = create_tools({"Calculator": {}, "Search": {}, "Finish": None, "FileEditor": {}, "BashExecutor": {}})
+    assert list(made) == [tool.name for tool in made.values()]
+    assert list(made) == ["calculator", "search", "finish", "file_editor", "bash_executor"]
+
+
 def test_the_librarys_tools_by_their_classes() -> None:
     register_tool(CalculatorTool, {"debug": True})
     register_tool(BashExecutorTool, {"timeout": 30})

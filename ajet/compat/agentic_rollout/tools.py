@@ -27,7 +27,10 @@ from ajet.agents.tools import ToolResult as _OurResult
 FORMER_NAMES = {
     "calculator": "calculator", "bashexecutor": "bash", "bash_executor": "bash", "fileeditor": "file_editor",
 }  # fmt: skip
-SCHEMA_NAMES = {"calculator": "calculator", "bashexecutor": "bash_executor", "fileeditor": "file_editor"}
+SCHEMA_NAMES = {
+    "calculator": "calculator", "bashexecutor": "bash_executor", "fileeditor": "file_editor", "search": "search",
+    "finish": "finish",
+}  # fmt: skip
 """The library's classes, in lower case, and the names that its models saw."""
 WITHOUT_EFFECT = frozenset({"precision", "debug", "execution_mode", "enable_linting", "capture_output"})
 """Settings of the library's tools that have no effect here. All others must be settings of our tools."""
