@@ -425,6 +425,7 @@ def test_an_agent_without_its_resource_fails_and_says_so(caplog: pytest.LogCaptu
     ended = agl.Trainer().fit(agl.rollout(lambda task, llm: 1.0), ["a"])
     assert [one.status for one in ended] == ["failed"]
     assert "there is no LLM among the resources" in caplog.text
+    assert "no running event loop" not in caplog.text, "of our own, not of the agent's"
 
 
 def test_in_training_a_plain_agent_may_start_a_loop_and_return_what_a_function_may(

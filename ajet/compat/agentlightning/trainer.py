@@ -255,9 +255,11 @@ def _finish(work: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()
+        pass  # not run here: what the work raises would be shown as a fault while this one was handled
+    else:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, work).result()
+    return asyncio.run(work)
 
 
 def _items(dataset: Any) -> list[Any]:
