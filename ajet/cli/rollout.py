@@ -108,7 +108,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _parser() -> CommandParser:
     parser = CommandParser("ajet rollout", description=__doc__)
-    parser.add_argument("--agent", default="react", metavar="TYPE", help="react, tool, or module->Class")
+    parser.add_argument("--agent", default="react", metavar="TYPE", help="react, tool, coding, or module->Class")
     parser.add_argument("--tasks", required=True, type=Path, metavar="FILE", help="JSON lines: question, …")
     parser.add_argument(
         "--model", required=True, help="base URL of an OpenAI-compatible server, or a model: folder, hub id, tiny:NAME"
