@@ -161,6 +161,7 @@ def test_what_is_passed_through_to_verl_is_accepted_there(tmp_path: Path) -> Non
 def test_trl_s_keys(tmp_path: Path) -> None:
     done, lines = migrated(tmp_path, TRL)
     assert lines["per_device_train_batch_size"] == ("renamed", "data.train_batch_size: 2")
+    assert lines["max_completion_length"][1].endswith("rollout.max_response_length_in_one_turn: 2048"), "of a reply"
     assert lines["beta"] == ("renamed", "trainer_common.use_kl_loss: false")
     assert lines["adam_beta2"] == ("renamed", "trainer_common.optim.betas: [0.9, 0.95]")
     assert lines["save_steps"] == ("renamed", "trainer_common.save_freq: -1")
@@ -197,6 +198,7 @@ def said_of(folder: Path, keys: str) -> dict[str, Any]:
         ("warmup_steps: 0.1", {"lr_warmup_ratio": 0.1}),
         ("warmup_steps: 20\nnum_iterations: 2", {"lr_warmup_steps": 10, "ppo_epochs": 2}),
         ("vllm_importance_sampling_clip_max: 3.0", {"cap": 3.0}),
+        ("max_completion_length: 256", {"max_response_length": 256, "max_response_length_in_one_turn": 256}),
     ],
 )  # fmt: skip
 def test_trl_s_numbers_that_depend_on_each_other(tmp_path: Path, keys: str, ours: dict[str, Any]) -> None:
@@ -221,9 +223,11 @@ def test_prime_rl_s_lora_and_groups(tmp_path: Path) -> None:
 
 def test_what_verl_reads_under_conditions(tmp_path: Path) -> None:
     text = "actor_rollout_ref: {actor: {optim: {warmup_style: cosine}}}\nalgorithm: {gamma: 0.9}\n"
+    text += "data: {max_response_length: 8192}\n"
     done, lines = migrated(tmp_path, text + "trainer: {resume_mode: auto, resume_from_path: /c/global_step_3}")
     assert done.keys["trainer_common.resume"] == "auto" and lines["trainer.resume_from_path"][0] == "dropped"
     assert done.keys["trainer_common.optim.lr_scheduler_type"] == "cosine"
+    assert done.keys["rollout.max_response_length_in_one_turn"] == 8192, "one reply may be that long"
     assert "rollout.gamma" not in done.keys and "tokens" in lines["algorithm.gamma"][1]
 
 
@@ -257,7 +261,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     )
     text = Path("ours.yaml").read_text()
     assert text.startswith("# made by `ajet migrate` from grpo.yaml (TRL)\n# not carried over: wibble: 3")
-    assert yaml.safe_load(text)["ajet"]["rollout"] == {"temperature": 1.0, "num_repeat": 16, "engine": "vllm"}
+    rollout = {"temperature": 1.0, "num_repeat": 16, "engine": "vllm", "max_response_length_in_one_turn": 2048}
+    assert yaml.safe_load(text)["ajet"]["rollout"] == rollout
     assert main(["migrate", "grpo.yaml", "--out", "ours.yaml"]) == 2
     assert "there is such a file already" in capsys.readouterr().err
     Path("old.yaml").write_text("ajet: {rollout: {name: vllm, mode: async}}\nmine: {x: 1}\n")

@@ -190,6 +190,11 @@ def unless(key: str, neutral: Any, why: str) -> As:
     return As(key, convert)
 
 
+def response_length(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    """Others' limit of all that follows a prompt, which is a reply's limit, too."""
+    return {"data.max_response_length": value, "rollout.max_response_length_in_one_turn": value}
+
+
 ATTENTION = named(
     "model.attn",
     {name: name for name in ("eager", "sdpa", "flex_attention", "flash_attention_2")},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.cli.migrate.rules import ATTENTION, SCHEDULER, As, NotOurs, Rule, System, named, trackers
+from ajet.cli.migrate.rules import ATTENTION, SCHEDULER, As, NotOurs, Rule, System, named, response_length, trackers
 from ajet.config.old_keys import Dropped
 
 _COMMON, _ALGORITHM, _OPTIM = "trainer_common", "trainer_common.algorithm", "trainer_common.optim"
@@ -137,7 +137,7 @@ RULES: dict[str, Rule] = {
     "num_generations": "rollout.num_repeat",
     "num_generations_eval": "rollout.val_kwargs.num_repeat",
     "max_prompt_length": "data.max_prompt_length",
-    "max_completion_length": "data.max_response_length",
+    "max_completion_length": As("", response_length),
     "shuffle_dataset": "task_reader.shuffle",
     "temperature": "rollout.temperature",
     "top_p": "rollout.top_p",

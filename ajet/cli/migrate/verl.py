@@ -14,6 +14,7 @@ from ajet.cli.migrate.rules import (
     System,
     Tree,
     named,
+    response_length,
     same_names,
     trackers,
     unless,
@@ -100,7 +101,8 @@ def _only(wanted: Any, new: Mapping[str, Any], why: str) -> As:
 
 
 RULES: dict[str, Rule] = {
-    **same_names("data", "data", "train_batch_size", "max_prompt_length", "max_response_length"),
+    **same_names("data", "data", "train_batch_size", "max_prompt_length"),
+    "data.max_response_length": As("", response_length),
     **same_names("data", "task_reader", "shuffle", "seed"),
     "data.train_files": As("", _files),
     "data.val_files": Dropped("huggingface_dat_repo.validation_split names a split of the same data set"),
