@@ -6,6 +6,7 @@ Each `as_…` method of `AjetTuner` returns a client of one framework for one ag
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -82,7 +83,7 @@ class AjetTuner:
         """For the process that runs the episode. `loop` is the service loop, on which `session` lives."""
         self.config = config
         self._session = session
-        self._loop = loop
+        self._loop, self._process = loop, os.getpid()
         self._gateway = gateway
         self.prompts_used: list[str] = []
         self._trainable_targets: Sequence[str] = session.settings.trainable_targets
@@ -234,7 +235,8 @@ class AjetTuner:
             return
         session = self._session
         call_id = bare_call_id(call)
-        LoopBridge(Caller(session), self._loop).call(lambda: session.reward(value, call_id, agent, replace=replace))
+        bridge = LoopBridge(Caller(session), self._loop, self._process)
+        bridge.call(lambda: session.reward(value, call_id, agent, replace=replace))
 
     def control_key(self) -> str:
         """The key that rewards over HTTP need (`POST /v1/rewards` at the address of `as_oai_baseurl_apikey`).
@@ -347,7 +349,7 @@ class AjetTuner:
 
     def _bridge(self, agent: str, target: str) -> LoopBridge:
         assert self._session is not None
-        return LoopBridge(Caller(self._session, agent, target), self._loop)
+        return LoopBridge(Caller(self._session, agent, target), self._loop, self._process)
 
 
 def _endpoint(helper: str | HelperModel) -> BaseUrlAndKey:

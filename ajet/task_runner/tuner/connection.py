@@ -46,18 +46,19 @@ class Asked(Protocol):
 class LoopBridge:
     """Connects one agent to its episode's session."""
 
-    def __init__(self, caller: Caller, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, caller: Caller, loop: asyncio.AbstractEventLoop, process: int | None = None) -> None:
+        """`process`: that of the loop; None: this one."""
         self.caller = caller
         self._loop = loop
-        self._process = os.getpid()
+        self._process = process or os.getpid()
 
     def submit(self, call: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the service loop. In a forked process there is none to answer."""
         if os.getpid() != self._process:
             call.close()
             raise RuntimeError(
-                "a process that a workflow forked can't use the workflow's clients: make one there, with the base_url, "
-                "api_key and model of tuner.as_oai_baseurl_apikey()"
+                "a process that a workflow forked can't use its tuner, nor clients of that: make one there, with the "
+                "base_url, api_key and model that tuner.as_oai_baseurl_apikey() gave the workflow"
             )
         place = current_place()
         asker = None if place is None or place.recording is None else place.recording.attempt_id
