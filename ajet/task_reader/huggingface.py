@@ -91,7 +91,9 @@ class HuggingFaceReader(BaseTaskReader):
                 cause += ": save it as UTF-8"
             raise TaskDataError(f"{SECTION}.dataset_path: can't read {path!r}{hint}: {error}{cause}") from error
         splits = dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or settings.training_split): loaded}
-        if local.suffix == ".csv" and any(UNNAMED in split.column_names for split in splits.values()):
+        # a Parquet file may hold such a column
+        is_csv = local.suffix == ".csv" or (local.is_dir() and any(local.rglob("*.csv")))
+        if is_csv and any(UNNAMED in split.column_names for split in splits.values()):
             raise TaskDataError(
                 f"{path}: its rows have more columns than its first line names: put texts that contain what separates "
                 "columns in quotes, or name all columns"

@@ -90,9 +90,12 @@ def test_a_folder_of_splits_and_a_saved_data_set(tmp_path: Path) -> None:
 
 
 def test_a_comma_in_a_text_without_quotes_moves_no_columns(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text("question,answer\nWhat is 1,000 + 1?,1001\nWhat is 2 + 2?,4\n")
-    with pytest.raises(TaskDataError, match=r"rows\.csv: its rows have more columns .* in quotes"):
-        read_training_tasks(reader(dataset_path=str(tmp_path / "rows.csv")))
+    rows = tmp_path / "tables" / "rows.csv"
+    rows.parent.mkdir()
+    rows.write_text("question,answer\nWhat is 1,000 + 1?,1001\nWhat is 2 + 2?,4\n")
+    for path in (rows, rows.parent):
+        with pytest.raises(TaskDataError, match=rf"{path.name}: its rows have more columns .* in quotes"):
+            read_training_tasks(reader(dataset_path=str(path)))
 
 
 def test_errors_name_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
