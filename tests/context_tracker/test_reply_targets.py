@@ -212,20 +212,21 @@ def test_a_reply_that_is_not_trained_need_not_be_sayable() -> None:
 
 
 INLINE = {"role": "assistant", "content": "<think>\nTwo and three.\n</think>\n\nIt is 5."}
+WINDOWS = {**INLINE, "content": INLINE["content"].replace("\n", "\r\n")}
 SPLIT_LATE = {"role": "assistant", "content": "\n\nIt is 5.", "reasoning_content": "\nTwo and three.\n"}
 
 
 @pytest.mark.parametrize("name", THOUGHTS)
 def test_the_lines_around_a_recorded_thought_are_not_trained_twice(name: str) -> None:
     real = real_tokenizer(name)
-    for reply in (INLINE, SPLIT_LATE):
+    for reply in (INLINE, WINDOWS, SPLIT_LATE):
         assert targets(real, [ASK, reply])[0][1] == THOUGHTS[name][1]
         assert targets(real, [ASK, reply, ASK, SAYS])[1][1] == THOUGHTS[name][0]
 
 
 def test_tiny_models_write_a_recorded_thought_once() -> None:
     tiny = ModelSource.resolve("tiny:qwen2-0.3m").tokenizer()
-    for reply in (THINKS, INLINE, SPLIT_LATE):
+    for reply in (THINKS, INLINE, WINDOWS, SPLIT_LATE):
         assert targets(tiny, [ASK, reply])[0][1] == "<think>\nTwo and three.\n</think>\n\nIt is 5.<|im_end|>"
 
 

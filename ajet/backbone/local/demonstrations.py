@@ -52,7 +52,7 @@ def reply_ids(
     before = [_without_reasoning(message) for message in plain_messages(history)]
     place = _LinePlace(renderer, parser, before, tools, kwargs or {})
     said = plain_message(reply, f"messages[{len(history)}]")
-    reasoning, answer = split_reasoning(said)[0].strip("\n"), _without_reasoning(said)
+    reasoning, answer = split_reasoning(said)[0].strip("\r\n"), _without_reasoning(said)
     text, end = place.ended(place.after_prompt(answer, reasoning), answer)
     place.check(text, said)
     return renderer.encoder.continuation(text + end)
@@ -182,7 +182,7 @@ def _without_reasoning(message: Message) -> Message:
         return message
     kept = {key: value for key, value in message.items() if key != "reasoning_content"}
     reasoning, content = split_reasoning(message)
-    return {**kept, "content": content.lstrip("\n") if reasoning else content}
+    return {**kept, "content": content.lstrip("\r\n") if reasoning else content}
 
 
 def numbered_calls(messages: Sequence[Message]) -> list[Message]:
