@@ -51,8 +51,8 @@ BUSY = (429, 503)
 GONE = 410
 """The instance has ended, by an action of the model if the answer says so."""
 DETAIL_CHARS = 2000
-FRAME = re.compile(r'^  File "[^"\n]*", line .*\n(?:    .*\n)*', re.MULTILINE)
-"""A frame of a traceback, with the lines of code below it."""
+FRAME = re.compile(r'^  File "[^"\n]*", line .*\n(?:    .*\n|  \[Previous line .*\n)*', re.MULTILINE)
+"""A frame of a traceback, with the lines of code below it, and how often it is repeated."""
 
 
 class Instance(NamedTuple):

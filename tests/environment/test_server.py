@@ -98,6 +98,7 @@ def test_an_error_in_the_environment_ends_its_request_and_nothing_else() -> None
             for said, complaint in (
                 *(("raise", "KeyError: 'mine'"), ("nan", "not nan"), ("text", "not a StepResult")),
                 ("keys", "keys must be str.* not tuple"),
+                ("recurse", "RecursionError: maximum recursion depth"),
             ):
                 with pytest.raises(EnvironmentFault, match=complaint) as caught:
                     env.step(said)

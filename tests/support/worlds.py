@@ -52,6 +52,8 @@ class Counter(Environment):
         said = action if isinstance(action, str) else action["content"]
         if said == "raise":
             raise KeyError("mine")
+        if said == "recurse":
+            return self.step(action)
         if said == "nan":
             return "?", float("nan"), False, {}
         if said.startswith("half"):
