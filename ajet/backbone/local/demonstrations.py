@@ -297,14 +297,12 @@ def replay(
 
 
 def _is_trained(reply: Message, index: int) -> bool:
-    """By `train`, or by `weight`, which is what OpenAI's fine-tuning calls it."""
-    for name, value in (("train", reply.get("train")), ("weight", reply.get("weight"))):
-        if value is None:
-            continue
+    """Unless `train` or `weight`, which is what OpenAI's fine-tuning calls it, says no."""
+    said = {name: reply[name] for name in ("train", "weight") if reply.get(name) is not None}
+    for name, value in said.items():
         if value not in (0, 1):  # false and true, too
             raise ValueError(f'messages[{index}].{name} is {value!r}: expected "train": false, or true')
-        return bool(value)
-    return True
+    return all(said.values())
 
 
 def demonstration_batches(config: Config, renderer: Renderer) -> TaskStream:
@@ -363,7 +361,7 @@ def _recorded(path: Path, least: float, *, validation: bool = False) -> Iterator
 
 def _check_vocabulary(path: Path, episodes: Sequence[Episode], tokenizer: Any) -> None:
     """Refuse ids that another model's tokenizer gave: here they stand for other text."""
-    ids = sorted({int(token) for episode in episodes for run in episode.tree.runs for token in run.ids})
+    ids = sorted({token for episode in episodes for run in episode.tree.runs for token in run.ids.tolist()})
     store = EpisodeStore(path)
     try:
         recorded = store.token_bytes(ids)
