@@ -31,18 +31,18 @@ def run(argv: Sequence[str]) -> int:
     from ajet.cli.targets import opened_experiment
 
     experiment = opened_experiment(arguments.run)
-    steps, found = findings(experiment)
+    seen, found = findings(experiment)
     wrong = [finding for finding in found if finding.level in ("bad", "warn")]
     if arguments.json:
         for finding in found:
             print(json.dumps({**asdict(finding), "run": experiment.name}))
     else:
-        _show(experiment, arguments.run, steps, found, wrong)
+        _show(experiment, arguments.run, seen, found, wrong)
     return EXIT_FAILED if wrong else 0
 
 
-def findings(experiment: Experiment) -> tuple[int, list[RunFinding]]:
-    """How many steps the run has recorded, and what the rules say of them."""
+def findings(experiment: Experiment) -> tuple[str, list[RunFinding]]:
+    """What the run has recorded, and what the rules say of it."""
     from ajet.observe.diagnosis import METRICS, diagnose
     from ajet.observe.run_evidence import Figures
     from ajet.observe.viewer import Reading
@@ -60,12 +60,13 @@ def findings(experiment: Experiment) -> tuple[int, list[RunFinding]]:
             f"{experiment.path}: no step has ended and no episode is recorded, so there is nothing to diagnose\n"
             "    run.log in that folder says how far the run came"
         )
-    return steps, diagnose(evidence)
+    seen = counted(steps, "step") if steps else f"{counted(recorded, 'episode')}; no training step is recorded"
+    return seen, diagnose(evidence)
 
 
-def _show(experiment: Experiment, given: Path, steps: int, found: list[RunFinding], wrong: list[RunFinding]) -> None:
+def _show(experiment: Experiment, given: Path, seen: str, found: list[RunFinding], wrong: list[RunFinding]) -> None:
     verdict = counted(len(wrong), "fault") if wrong else "nothing wrong"
-    print(printable(f"{experiment.name}: {verdict} in {counted(steps, 'step')}"))
+    print(printable(f"{experiment.name}: {verdict} in {seen}"))
     for finding in found:
         print(f"\n{finding.level:<5}  {finding.fault}")
         _lines(finding.said)

@@ -393,6 +393,14 @@ def test_a_healthy_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == "fine: nothing wrong in 3 steps\n"
 
 
+def test_episodes_without_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of an evaluation, of a debug run, or of a run whose metrics are lost."""
+    folder = write_run(tmp_path, "played", [])
+    recorded(folder, unchanged, steps=1, repeats=2).close()
+    assert main(["diagnose", str(folder)]) == 0
+    assert capsys.readouterr().out == "played: nothing wrong in 8 episodes; no training step is recorded\n"
+
+
 def test_a_broken_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path / "saved_experiments", "stale", [HEALTHY | {"train/staleness": 3.0}] * 3)
     monkeypatch.chdir(tmp_path)
