@@ -60,8 +60,12 @@ def check_start(config: Config) -> None:
 def check_teacher(config: Config) -> None:
     """Find the teacher of a run that trains, if it is loaded here. Raises a `ConfigError`."""
     teacher = config.ajet.trainer_common.algorithm.distillation.teacher
-    if teacher is not None and not teacher.startswith(("http://", "https://")):
+    if teacher is not None and not _is_address(teacher):
         _find_model(TEACHER, teacher)
+
+
+def _is_address(teacher: str) -> bool:
+    return teacher.startswith(("http://", "https://"))
 
 
 def _find_model(key: str, name: str) -> ModelSource:
@@ -295,17 +299,27 @@ def unchecked(config: Config) -> Iterator[str]:
     if (missing := missing_for_training()) is not None:
         yield f"the model and its chat template, which needs {missing}: {install_command(TRAIN)}"
         return
-    path = config.ajet.model.path
-    try:
-        folder = ModelSource.resolve(path).folder()
-    except ConfigError:
-        return  # a problem, which is said as one
-    if folder is None:
+    path, teacher = config.ajet.model.path, config.ajet.trainer_common.algorithm.distillation.teacher
+    if not _at_hand(path):
         whether = "exists" if path in known_shapes() else "exists, can be served and trained,"
         yield (
             f"the model: no files of {path} are in this machine's cache of the hub, so whether it {whether} and has a "
             "chat template will show when it is loaded"
         )
+    loaded = teacher if config.ajet.backbone == "local" else None
+    if loaded is not None and not _is_address(loaded) and not _at_hand(loaded):
+        yield (
+            f"the teacher: no files of {teacher} are in this machine's cache of the hub, so whether it exists and has "
+            "the model's vocabulary will show when it is loaded"
+        )
+
+
+def _at_hand(name: str) -> bool:
+    """Whether a model's files are on this machine. A name that is refused is a problem, which is said as one."""
+    try:
+        return ModelSource.resolve(name).folder() is not None
+    except ConfigError:
+        return True
 
 
 def _tokenizer_problems(path: str, tokenizer: Any, generation: dict[str, Any]) -> Iterator[str]:

@@ -165,6 +165,8 @@ def test_a_damaged_folder_is_refused_by_the_files_name(
 def test_validate_says_what_it_did_not_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "c.yaml", "model.path=somebody/some-model"]) == 0
     assert "unchecked  the model: no files of somebody/some-model" in capsys.readouterr().out
+    assert main(["validate", "c.yaml", "trainer_common.algorithm.distillation.teacher=somebody/some-teacher"]) == 0
+    assert "unchecked  the teacher: no files of somebody/some-teacher" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("runners", ["remote", "outside"])
