@@ -1,13 +1,14 @@
 """Which keys have an effect, and where: the one list of those that don't.
 
-A key of the schema is read on every backbone and with every engine unless it is listed here. `notes` names the keys
-that a YAML sets in vain; `ajet validate` prints them and a run logs them.
+A key of the schema is read on every backbone, with every engine and whatever the other keys say, unless it is listed
+here. `notes` names the keys that a YAML sets in vain; `ajet validate` prints them and a run logs them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ajet.config.kinds import RECIPES, BackboneName, EngineName
@@ -90,6 +91,25 @@ ONLY_WITH_ENGINE: Mapping[str, tuple[EngineName, ...]] = {
 """On `debug`, `local` and `prompt`, which run the engine themselves: the engines with which a key has an effect."""
 
 
+_ALGORITHM = "trainer_common.algorithm"
+_OPTIM = "trainer_common.optim"
+UNUSED_WHILE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "model.lora": ("model.lora.enabled", operator.not_),
+    "rollout.oversample_keep": ("rollout.enable_oversample", operator.not_),
+    "rollout.submit_oversample_multiplier": ("rollout.enable_oversample", operator.not_),
+    "task_reader.curriculum": ("task_reader.curriculum.enabled", operator.not_),
+    f"{_ALGORITHM}.distillation": (f"{_ALGORITHM}.distillation.teacher", operator.not_),
+    f"{_ALGORITHM}.overlong.penalty": (f"{_ALGORITHM}.overlong.buffer", operator.not_),
+    f"{_ALGORITHM}.pass_k": (f"{_ALGORITHM}.adv_estimator", lambda name: name != "pass_at_k"),
+    f"{_ALGORITHM}.replay": (f"{_ALGORITHM}.replay.groups", operator.not_),
+    f"{_ALGORITHM}.sft": (f"{_ALGORITHM}.policy_loss", lambda name: name != "sft"),
+    f"{_ALGORITHM}.state_weight": (f"{_ALGORITHM}.baseline", lambda name: name != "state"),
+    "trainer_common.kl_adaptive": ("trainer_common.kl_adaptive.target", operator.not_),
+    f"{_OPTIM}.min_lr_ratio": (f"{_OPTIM}.lr_scheduler_type", lambda name: name == "constant"),
+}
+"""Keys, or every key of a group, that nothing uses while another one has such a value."""
+
+
 def value_at(ajet: AjetConfig, path: Sequence[str]) -> Any:
     """The value of a key below `ajet`, or the group there; None below a group that isn't given."""
     value: Any = ajet
@@ -163,6 +183,16 @@ def without_effect(config: Config, also: Sequence[BackboneName] = ()) -> list[st
     ]
 
 
+def _switched_off(ajet: AjetConfig, elsewhere: Sequence[str]) -> dict[str, list[str]]:
+    """What the user set and another key has switched off, by that key."""
+    found: dict[str, list[str]] = {}
+    for key in given_keys(ajet):
+        switch, unused = entry(UNUSED_WHILE, key) or (key, None)
+        if unused is not None and key not in (switch, *elsewhere) and unused(value_at(ajet, switch.split("."))):
+            found.setdefault(switch, []).append(key)
+    return found
+
+
 def _old_keys(old: Translated) -> Iterator[str]:
     if old.ignored_blocks:
         yield f"ignored: {', '.join(f'{name}:' for name in old.ignored_blocks)} (a config is complete without)"
@@ -183,6 +213,9 @@ def notes(config: Config, also: Sequence[BackboneName] = ()) -> Iterator[str]:
         backbone = ajet.backbone or "local"
         where = f"{backbone} and the {ajet.rollout.engine} engine" if backbone in _OWN else backbone
         yield f"without effect on {where}: {', '.join(elsewhere)}"
+    for switch, keys in _switched_off(ajet, elsewhere).items():
+        value = _written(value_at(ajet, switch.split(".")))
+        yield f"without effect while {switch} is {value}: {', '.join(keys)}"
     val, wanted = ajet.rollout.val_kwargs, ajet.trainer_common.val_pass_n or 1
     sampled = wanted > 1 if val.do_sample is None else val.do_sample
     if val.temperature and not sampled:

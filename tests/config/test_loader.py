@@ -209,6 +209,27 @@ def test_keys_without_effect_here_are_named(folder: Path, overrides: list[str], 
     assert found == ([named] if named else [])
 
 
+@pytest.mark.parametrize(
+    ("override", "switch"),
+    [
+        ("trainer_common.algorithm.distillation.coef=2", "trainer_common.algorithm.distillation.teacher=tiny:"),
+        ("trainer_common.algorithm.overlong.penalty=2", "trainer_common.algorithm.overlong.buffer=8"),
+        ("trainer_common.algorithm.pass_k=2", "trainer_common.algorithm.adv_estimator=pass_at_k"),
+        ("trainer_common.algorithm.replay.max_age=2", "trainer_common.algorithm.replay.groups=1"),
+        ("trainer_common.algorithm.sft.min_reward=2", "trainer_common.algorithm.policy_loss=sft"),
+        ("trainer_common.algorithm.state_weight=2", "trainer_common.algorithm.baseline=state"),
+        ("trainer_common.optim.min_lr_ratio=0.1", "trainer_common.optim.lr_scheduler_type=cosine"),
+        ("model.lora.rank=8", "model.lora.enabled=true"),
+        ("rollout.oversample_keep=first_ended", "rollout.enable_oversample=true"),
+    ],
+)
+def test_keys_that_another_switches_off_are_named(folder: Path, override: str, switch: str) -> None:
+    (note,) = notes(load(folder, "", override))
+    assert note.startswith(f"without effect while {switch.partition('=')[0]} is ")
+    assert note.endswith(f": {override.partition('=')[0]}")
+    assert not list(notes(load(folder, "", override, switch)))
+
+
 def test_a_validation_temperature_that_is_not_used_is_named(folder: Path) -> None:
     (note,) = notes(load(folder, "", "rollout.val_kwargs.temperature=0.5"))
     assert "validation is greedy" in note
