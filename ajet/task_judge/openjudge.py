@@ -74,6 +74,7 @@ class OpenJudge(GroupJudge):
         self._templates = {name: Template(text, f"{KEY}.inputs.{name}") for name, text in section.inputs.items()}
         self._building = threading.Lock()
         self._built: tuple[OpenJudgeHost, str, dict[str, Template]] | None = None
+        self._asks_model = "model" in section.options
 
     async def compute_reward(self, workflow_task: Any, workflow_output: Any) -> Any:
         asks = any("environment" in template.names for template in self._templates.values())
@@ -92,6 +93,12 @@ class OpenJudge(GroupJudge):
         values = episode_values(
             episode, names, answer_field=section.answer_field, reference_field=section.reference_field
         )
+        if not self._asks_model and not values.get("reference", "-").strip():  # every reply contains no text
+            raise JudgeFault(
+                f"task {episode.workflow_task.task.task_id!r} has an empty reference answer, which {section.grader} "
+                f"may find in any reply: set its metadata {section.reference_field!r}, or write into {KEY}.inputs what "
+                "the reply is to be compared with"
+            )
         inputs = {parameter: template.fill(values) for parameter, template in templates.items()}
         number, answer = host.ask("grade", name=name, inputs=inputs, seconds=section.timeout)
         scored = asyncio.wrap_future(answer)
@@ -135,6 +142,7 @@ class OpenJudge(GroupJudge):
         asked["at_once"] = section.max_concurrent
         built = self._answer(host, **asked, model=None)
         if built.get("needs_model"):
+            self._asks_model = True
             endpoint = HelperModel.chosen(self.config, section.model, f"{KEY}.model").endpoint()
             model = {"model": endpoint.model, "base_url": endpoint.base_url, "api_key": endpoint.api_key}
             built = self._answer(host, **asked, model=model)

@@ -63,8 +63,8 @@ def configured(grader: str, **keys: Any) -> Config:
     )
 
 
-def episode(answer: str, **metadata: Any) -> JudgedEpisode:
-    task = Task(main_query="What is 40 + 2?", task_id="t", metadata={"answer": "42", **metadata})
+def episode(answer: str, right: str = "42") -> JudgedEpisode:
+    task = Task(main_query="What is 40 + 2?", task_id="t", metadata={"answer": right})
     calls = [JudgedCall("solver", [{"role": "user", "content": "Go"}], {"role": "assistant", "content": "last"})]
     return JudgedEpisode(WorkflowTask(task=task), WorkflowOutput(metadata={"final_answer": answer}), calls)
 
@@ -76,8 +76,8 @@ def judge(config: Config) -> OpenJudge:
     return found
 
 
-def graded(found: OpenJudge, answer: str) -> Judgement:
-    (said,) = asyncio.run(found.compute_group_rewards([episode(answer)]))
+def graded(found: OpenJudge, answer: str, right: str = "42") -> Judgement:
+    (said,) = asyncio.run(found.compute_group_rewards([episode(answer, right)]))
     return validate_reward(said)
 
 
@@ -102,6 +102,16 @@ def test_a_grader_by_name_compares_with_the_reference() -> None:
     right, wrong = graded(found, "42"), graded(found, "41")
     assert (right.reward, right.is_success) == (1.0, True) and right.notes["reason"]
     assert (wrong.reward, wrong.is_success) == (0.0, False)
+
+
+@needs_openjudge
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_reference_is_not_found_in_every_answer(empty: str) -> None:
+    keys = {"options": {"algorithm": "substring_match"}}
+    with pytest.raises(JudgeFault, match=r"task 't' has an empty reference answer.* metadata 'answer'"):
+        graded(judge(configured("StringMatchGrader", **keys)), "anything", right=empty)
+    wanted = judge(configured("StringMatchGrader", **keys, inputs={"reference_response": "any"}))
+    assert graded(wanted, "anything", right=empty).reward == 1
 
 
 @needs_openjudge
