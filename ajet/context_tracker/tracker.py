@@ -406,14 +406,14 @@ class ContextTracker:
                 "(ajet.rollout.multi_turn.max_steps): end the episode here, or raise the limit"
             )
 
-    def check_room(self, tokens: int, *, asked: bool = True) -> None:
-        """Raises ContextOverflowError if a prompt of this length has no room for a reply; an outcome if `asked`."""
+    def check_room(self, tokens: int, *, asked: bool = True, counted: bool = True) -> None:
+        """Raises ContextOverflowError if a prompt of this length, or more, has no room; an outcome if `asked`."""
         limit = self.settings.max_model_len
         if tokens >= limit:
             self._outcomes |= {Outcome.OVERFLOW} if asked else set()
             raise ContextOverflowError(
                 f"This model's maximum context length is {limit} tokens (ajet.rollout.max_model_len). However, your "
-                f"messages resulted in {tokens} tokens. Please reduce the length of the messages."
+                f"messages resulted in {'' if counted else 'at least '}{tokens} tokens. Please reduce the length."
             )
 
     def _clip(self, sampling: Sampling, prompt_tokens: int) -> Sampling:

@@ -189,7 +189,7 @@ class EpisodeSession:
     def check_size(self, size: int, *, asked: bool = True) -> None:
         """Refuse a request by its size, before it is read. `asked`: not only counted. Raises ContextOverflowError."""
         if size > self._most_bytes:
-            self.tracker.check_room(size // BYTES_PER_TOKEN, asked=asked)
+            self.tracker.check_room(size // BYTES_PER_TOKEN, asked=asked, counted=False)
 
     @property
     def tokenizer(self) -> Any:
@@ -296,17 +296,18 @@ class EpisodeSession:
         if size > LONG_TEXT:
             length = await self._length(messages, tools, kwargs, asked=True)
             if length > self._most_tokens:
-                self.tracker.check_room(length)
+                self.tracker.check_room(length, counted=False)
         self._prompt_bytes += size
 
     async def _length(
         self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: dict[str, Any], *, asked: bool
     ) -> int:
-        self.tracker.check_room(await _on_thread(len, messages), asked=asked)  # each has a token at least
+        fewest = await _on_thread(len, messages)  # each has a token at least
+        self.tracker.check_room(fewest, asked=asked, counted=False)
         return await _on_thread(self._renderer.length, messages, tools, kwargs, self._most_tokens)
 
     def _encode(self, text: str) -> list[int]:
-        self.tracker.check_room(self._renderer.encoder.beyond(text, self._most_tokens))
+        self.tracker.check_room(self._renderer.encoder.beyond(text, self._most_tokens), counted=False)
         return list(self._renderer.tokenizer.encode(text))
 
     @property

@@ -53,9 +53,9 @@ def test_of_a_text_that_is_too_long_only_the_beginning_is_encoded(monkeypatch: p
             return whole(self, text)
 
         monkeypatch.setattr(TextEncoder, "whole", spy)
-        with pytest.raises(ContextOverflowError):
+        with pytest.raises(ContextOverflowError, match=r"resulted in at least \d+ tokens"):
             await session.complete(ChatRequest([{"role": "user", "content": "word " * 10_000}]))
-        with pytest.raises(ContextOverflowError):
+        with pytest.raises(ContextOverflowError, match=r"resulted in at least \d+ tokens"):
             await session.encode("word " * 10_000)
         assert encoded == [BEGINNING * (512 + 64)] * 2
 
