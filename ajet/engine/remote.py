@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import logging
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct, ValidationError, convert
 
 from ajet.engine.base import EnginePlacement, OnTokens, check_request
+from ajet.engine.model_source import ModelSource
 from ajet.engine.remote_client import RemoteClient, RemoteSettings
 from ajet.schema.chat import (
     ChatReply,
@@ -41,6 +44,16 @@ from ajet.schema.errors import (
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+log = logging.getLogger(__name__)
+
+SAMPLES = (
+    "Hello, world!\n",
+    "def f(x):\n    return x**2  # 3.14",
+    "数学 и языки: ñ, ü, 🙂",
+    "<|im_start|>user</think>",
+)
+"""Texts that two tokenizers with different vocabularies hardly ever split alike."""
 
 STANDARD = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "seed"})
 """Sampling fields that every OpenAI-compatible server knows; some servers refuse requests with any other."""
@@ -281,10 +294,12 @@ class RemoteEngine:
     @classmethod
     def from_config(cls, config: Any, placement: EnginePlacement) -> RemoteEngine:
         """Read `ajet.rollout.remote`."""
-        return cls(RemoteSettings.from_config(config))
+        return cls(RemoteSettings.from_config(config), config.ajet.model.path)
 
-    def __init__(self, settings: RemoteSettings) -> None:
+    def __init__(self, settings: RemoteSettings, path: str | None = None) -> None:
+        """`path`: the model whose tokenizer is used here; None if it is surely the server's."""
         self._settings = settings
+        self._path = path
         self._client = RemoteClient(settings)
         self._exact: bool | None = None
         self._probing = asyncio.Lock()
@@ -305,7 +320,35 @@ class RemoteEngine:
         """Find out whether the server returns token ids."""
         async with self._probing:
             if self._exact is None:
-                self._exact = await self._returns_token_ids()
+                exact = await self._returns_token_ids()
+                self._exact = exact and (self._path is None or await self._has_tokenizer(self._path))
+
+    async def _has_tokenizer(self, path: str) -> bool:
+        """Whether the server splits text as the model of `path` does, so that both mean the same by a token id. A
+        server that can't be asked counts as such."""
+        tokenizer = await asyncio.to_thread(ModelSource.resolve(path).tokenizer)
+        roots = [
+            replace(one, base_url=one.base_url.rstrip("/").removesuffix("/v1")) for one in self._settings.endpoints
+        ]
+        client = RemoteClient(replace(self._settings, endpoints=tuple(roots), max_attempts=1))
+        asked = {"model": self._settings.model, "add_special_tokens": False}
+        try:
+            answers = [(await client.post("/tokenize", {**asked, "prompt": text})).get("tokens") for text in SAMPLES]
+        except (EngineError, InvalidRequestError) as error:
+            log.info("whether the server has the tokenizer of %s isn't checked: %s", path, error)
+            return True
+        finally:
+            await client.aclose()
+        own = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in SAMPLES]
+        if all(not said or said == ids for said, ids in zip(answers, own, strict=True)):
+            return True
+        log.warning(
+            "the server of %r has another tokenizer than ajet.model.path (%s): it gets messages, and no tokens are "
+            "recorded; for those, set model.path to the model that it serves",
+            self._settings.model,
+            path,
+        )
+        return False
 
     async def _returns_token_ids(self) -> bool:
         request = GenerateRequest([1], Sampling(temperature=0.0))

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from ajet.engine.base import Engine
+from ajet.engine.model_source import ModelSource
 from ajet.engine.remote import RemoteEngine
 from ajet.engine.remote_client import Endpoint, RemoteSettings, pair_endpoints
 from ajet.schema.chat import ChatRequest, GenerateRequest, Sampling, TokenChunk
@@ -94,6 +95,31 @@ def test_token_ids_go_out_and_come_back(server: Server) -> None:
     path, body, key = server.seen[-1]
     assert (path, body["prompt"], body["top_k"], body["seed"], key) == ("/v1/completions", [1, 2], 4, 3, "k")
     assert engine.capabilities.exact_tokens
+
+
+@pytest.mark.parametrize("served", ["tiny:qwen2", "another", "no /tokenize"])
+def test_a_server_with_another_tokenizer_gets_messages(
+    server: Server, served: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its model would be asked, and its replies read, in the wrong tokens."""
+    tokenizer = ModelSource.resolve("tiny:qwen2").tokenizer()
+
+    def handle(path: str, body: dict[str, Any], key: str) -> Answer:
+        if not path.endswith("/tokenize"):
+            return completions(path, body, key)
+        ids = tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]
+        return (403, {}, {}) if served == "no /tokenize" else (200, {}, {"tokens": ids + [0] * (served == "another")})
+
+    async def exact() -> bool:
+        engine = RemoteEngine(settings(server), "tiny:qwen2")
+        await engine.ready()
+        await engine.aclose()
+        return engine.capabilities.exact_tokens
+
+    server.handle = handle
+    assert asyncio.run(exact()) == (served != "another")
+    assert ("another tokenizer than ajet.model.path (tiny:qwen2)" in caplog.text) == (served == "another")
+    assert "/tokenize" in [path for path, _, _ in server.seen]
 
 
 def test_an_end_token_is_named_by_its_id(server: Server) -> None:

@@ -31,6 +31,7 @@ from ajet.backbone.training_settings import TEACHER, train_settings
 from ajet.engine.attention_rules import fix_longrope, length_dependent_rope
 from ajet.engine.model_source import ModelSource
 from ajet.engine.quantization import is_linear
+from ajet.engine.remote import SAMPLES
 from ajet.engine.remote_client import Endpoint, RemoteClient, RemoteSettings
 from ajet.schema.episode import CallTree, Episode, FloatArray
 from ajet.schema.errors import ConfigError, EngineError, InvalidRequestError, MissingDependencyError
@@ -46,15 +47,6 @@ if TYPE_CHECKING:
     from ajet.task_runner.runtime import Runtime
 
 log = logging.getLogger("ajet.backbone.local")
-
-
-SAMPLES = (
-    "Hello, world!\n",
-    "def f(x):\n    return x**2  # 3.14",
-    "数学 и языки: ñ, ü, 🙂",
-    "<|im_start|>user</think>",
-)
-"""Texts that two tokenizers with different vocabularies hardly ever split alike."""
 
 TARGETS = "ajet.model.lora.target_modules"
 Batch = Sequence[tuple[CallTree, EpisodeCredit]]
