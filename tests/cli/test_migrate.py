@@ -196,6 +196,7 @@ def said_of(folder: Path, keys: str) -> dict[str, Any]:
         ("sync_ref_model: true\nref_model_sync_steps: 64\nnum_iterations: 4",
          {"kl_reference_sync": 16, "ppo_epochs": 4}),
         ("warmup_steps: 0.1", {"lr_warmup_ratio": 0.1}),
+        ("warmup_steps: 20\nwarmup_ratio: 0.1", {"lr_warmup_steps": 20}),
         ("warmup_steps: 20\nnum_iterations: 2", {"lr_warmup_steps": 10, "ppo_epochs": 2}),
         ("vllm_importance_sampling_clip_max: 3.0", {"cap": 3.0}),
         ("max_completion_length: 256", {"max_response_length": 256, "max_response_length_in_one_turn": 256}),
@@ -222,11 +223,13 @@ def test_prime_rl_s_lora_and_groups(tmp_path: Path) -> None:
 
 
 def test_what_verl_reads_under_conditions(tmp_path: Path) -> None:
-    text = "actor_rollout_ref: {actor: {optim: {warmup_style: cosine}}}\nalgorithm: {gamma: 0.9}\n"
+    text = "actor_rollout_ref: {actor: {optim: {warmup_style: cosine, lr_warmup_steps: 5, lr_warmup_steps_ratio: 0.1}}}"
+    text += "\nalgorithm: {gamma: 0.9}\n"
     text += "data: {max_response_length: 8192}\n"
     done, lines = migrated(tmp_path, text + "trainer: {resume_mode: auto, resume_from_path: /c/global_step_3}")
     assert done.keys["trainer_common.resume"] == "auto" and lines["trainer.resume_from_path"][0] == "dropped"
     assert done.keys["trainer_common.optim.lr_scheduler_type"] == "cosine"
+    assert "trainer_common.optim.lr_warmup_ratio" not in done.keys, "the steps count, and only one may be set"
     assert done.keys["rollout.max_response_length_in_one_turn"] == 8192, "one reply may be that long"
     assert "rollout.gamma" not in done.keys and "tokens" in lines["algorithm.gamma"][1]
 

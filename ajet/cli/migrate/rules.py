@@ -195,6 +195,17 @@ def response_length(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     return {"data.max_response_length": value, "rollout.max_response_length_in_one_turn": value}
 
 
+def warmup_ratio(steps: str) -> As:
+    """A share of all steps, which a number of them in the key `steps` overrides."""
+
+    def convert(value: Any, given: Mapping[str, Any]) -> Any:
+        if (given.get(steps) or 0) > 0:
+            raise NotOurs(f"{steps.rpartition('.')[2]} counts")
+        return value
+
+    return As("trainer_common.optim.lr_warmup_ratio", convert)
+
+
 ATTENTION = named(
     "model.attn",
     {name: name for name in ("eager", "sdpa", "flex_attention", "flash_attention_2")},

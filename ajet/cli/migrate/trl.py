@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.cli.migrate.rules import ATTENTION, SCHEDULER, As, NotOurs, Rule, System, named, response_length, trackers
+from ajet.cli.migrate.rules import (
+    ATTENTION,
+    SCHEDULER,
+    As,
+    NotOurs,
+    Rule,
+    System,
+    named,
+    response_length,
+    trackers,
+    warmup_ratio,
+)
 from ajet.config.old_keys import Dropped
 
 _COMMON, _ALGORITHM, _OPTIM = "trainer_common", "trainer_common.algorithm", "trainer_common.optim"
@@ -182,7 +193,7 @@ RULES: dict[str, Rule] = {
     "adam_epsilon": f"{_OPTIM}.eps",
     "max_grad_norm": f"{_OPTIM}.clip_grad",
     "warmup_steps": As("", _warmup),
-    "warmup_ratio": f"{_OPTIM}.lr_warmup_ratio",
+    "warmup_ratio": warmup_ratio("warmup_steps"),
     "lr_scheduler_type": SCHEDULER,
     "num_train_epochs": As(f"{_COMMON}.total_epochs", lambda value, _: max(1, round(value))),
     "max_steps": As(f"{_COMMON}.total_training_steps", _batches),

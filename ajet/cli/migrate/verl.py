@@ -18,6 +18,7 @@ from ajet.cli.migrate.rules import (
     same_names,
     trackers,
     unless,
+    warmup_ratio,
 )
 from ajet.config.old_keys import Dropped
 
@@ -153,7 +154,7 @@ RULES: dict[str, Rule] = {
         _OURS,
     ),
     f"{_ACTOR}.optim.lr_warmup_steps": unless(f"{_COMMON}.optim.lr_warmup_steps", -1, "-1: the ratio counts"),
-    f"{_ACTOR}.optim.lr_warmup_steps_ratio": f"{_COMMON}.optim.lr_warmup_ratio",
+    f"{_ACTOR}.optim.lr_warmup_steps_ratio": warmup_ratio(f"{_ACTOR}.optim.lr_warmup_steps"),
     f"{_ACTOR}.optim.lr_scheduler_type": SCHEDULER,
     f"{_ACTOR}.optim.warmup_style": SCHEDULER,
     f"{_ACTOR}.optim.": Dropped("the optimiser is ajet's own: see ajet.trainer_common.optim"),
