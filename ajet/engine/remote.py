@@ -340,7 +340,9 @@ class RemoteEngine:
         finally:
             await client.aclose()
         own = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in SAMPLES]
-        if all(not said or said == ids for said, ids in zip(answers, own, strict=True)):
+        if not all(isinstance(said, list) and said and all(type(each) is int for each in said) for said in answers):
+            return True  # it has another form
+        if answers == own:
             return True
         log.warning(
             "the server of %r has another tokenizer than ajet.model.path (%s): it gets messages, and no tokens are "

@@ -97,7 +97,7 @@ def test_token_ids_go_out_and_come_back(server: Server) -> None:
     assert engine.capabilities.exact_tokens
 
 
-@pytest.mark.parametrize("served", ["tiny:qwen2", "another", "no /tokenize"])
+@pytest.mark.parametrize("served", ["tiny:qwen2", "another", "no /tokenize", "count", "pieces", "none"])
 def test_a_server_with_another_tokenizer_gets_messages(
     server: Server, served: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -108,7 +108,9 @@ def test_a_server_with_another_tokenizer_gets_messages(
         if not path.endswith("/tokenize"):
             return completions(path, body, key)
         ids = tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]
-        return (403, {}, {}) if served == "no /tokenize" else (200, {}, {"tokens": ids + [0] * (served == "another")})
+        other_forms = {"count": len(ids), "pieces": [{"id": each} for each in ids], "none": []}
+        said = other_forms.get(served, ids + [0] * (served == "another"))
+        return (403, {}, {}) if served == "no /tokenize" else (200, {}, {"tokens": said})
 
     async def exact() -> bool:
         engine = RemoteEngine(settings(server), "tiny:qwen2")
