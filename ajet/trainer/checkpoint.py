@@ -239,6 +239,8 @@ def write_trainer(trainer: Updater, tokenizer: Any, folder: Path) -> None:
         named = trainer.reference.named_parameters()
         save_file({name: value.detach().cpu().contiguous() for name, value in named}, folder / REFERENCE)
     counts = {"updates": trainer.updates, "steps": trainer.steps, "kl_coef": trainer.kl_coef}
+    if trainer.optimizer.in_float16:
+        counts["loss_scale"] = trainer.optimizer.loss_scale
     (folder / "trainer.json").write_text(json.dumps(counts))
     save_file(_random_states(), folder / "rng.safetensors", metadata={"python": json.dumps(random.getstate())})
 
@@ -287,6 +289,8 @@ def read_trainer(trainer: Updater, checkpoint: Checkpoint) -> None:
     trainer.updates, trainer.steps = int(counts["updates"]), int(counts["steps"])
     if trainer.settings.kl_adaptive is not None:
         trainer.kl_coef = float(counts["kl_coef"])
+    if trainer.optimizer.in_float16 and "loss_scale" in counts:
+        trainer.optimizer.loss_scale = float(counts["loss_scale"])
 
 
 def _read_reference(trainer: Updater, path: Path) -> None:

@@ -89,7 +89,8 @@ class MasterAdamW:
     def __init__(self, named: Iterable[tuple[str, Parameter]], settings: OptimSettings) -> None:
         self.settings = settings
         every = dict(named)
-        self.loss_scale = FLOAT16_SCALE if any(each.dtype is torch.float16 for each in every.values()) else 1.0
+        self.in_float16 = any(each.dtype is torch.float16 for each in every.values())
+        self.loss_scale = FLOAT16_SCALE if self.in_float16 else 1.0
         """The factor of the losses whose gradients `step` gets."""
         self.parameters = {name: parameter for name, parameter in every.items() if parameter.requires_grad}
         if not self.parameters:

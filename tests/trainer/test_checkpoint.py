@@ -269,6 +269,27 @@ def test_a_moving_reference_and_coefficient_resume_bit_for_bit(tmp_path: Path) -
     assert second.kl_coef != 0.1
 
 
+def test_a_lowered_scale_of_float16_resumes_bit_for_bit(tmp_path: Path) -> None:
+    def batch(step: int) -> Any:
+        found = credited_batch(step)
+        for _, credit in found:
+            for call in credit.calls:
+                call.entries = [(1e3 * each, weight) for each, weight in call.entries]
+        return found
+
+    straight, first, second = (Updater(small_model(seed=seed).half(), SETTINGS) for seed in (0, 0, 5))
+    for step in range(3):
+        straight.update(batch(step))
+    assert first.update(batch(0))["train/updates"] == 1  # of two: the first is too large for the usual scale
+    found = CheckpointFolder(tmp_path).save(1, {}, lambda path: write_trainer(first, None, path))
+    assert found is not None
+    read_trainer(second, found)
+    for step in range(1, 3):
+        second.update(batch(step))
+    assert gap(weights(straight.model), weights(second.model)) == 0.0
+    assert second.optimizer.loss_scale == straight.optimizer.loss_scale
+
+
 def test_states_in_8_bits_resume_bit_for_bit(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     settings = TrainSettings(optim=OptimSettings(lr=1e-3, state_bits=8))
