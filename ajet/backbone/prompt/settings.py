@@ -7,11 +7,14 @@ validate candidates, and which confirm the winner; `search_lines` what a search 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import json
 import logging
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +116,7 @@ class TunedProposer:
 
 
 class FunctionProposer:
-    """A function of the user's: gets a `Request`, returns text. One that blocks runs in a thread."""
+    """A function of the user's: gets a `Request`, returns text. One that blocks runs in a thread of its own."""
 
     def __init__(self, function: Callable[[Request], Any]) -> None:
         self._function = function
@@ -122,12 +125,27 @@ class FunctionProposer:
 
     async def __call__(self, request: Request) -> Reply:
         try:
-            reply = await (asyncio.to_thread(self._function, request) if self._blocking else self._function(request))
-        except Exception as error:
+            reply = await (self._in_thread(request) if self._blocking else self._function(request))
+        except (Exception, SystemExit) as error:
             raise ProposerError(f"{_name(self._function)} raised {type(error).__name__}: {error}") from error
         if not isinstance(reply, str):
             raise ProposerError(f"{_name(self._function)} returned {type(reply).__name__}, not text")
         return Reply(reply)
+
+    async def _in_thread(self, request: Request) -> Any:
+        """Not in the loop's few threads: one that never returns would keep the recorder, and the program, waiting."""
+        context, answer = contextvars.copy_context(), Future[Any]()
+        answer.set_running_or_notify_cancel()  # whoever waits may stop waiting
+
+        def main() -> None:
+            try:
+                answer.set_result(context.run(self._function, request))
+            except BaseException as error:  # noqa: BLE001 - raised where it is awaited, as an error that asyncio takes
+                plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+                answer.set_exception(error if plain else RuntimeError(f"{type(error).__name__}: {error}"))
+
+        threading.Thread(target=main, name="ajet-proposer", daemon=True).start()
+        return await asyncio.wrap_future(answer)
 
 
 def _name(function: Any) -> str:

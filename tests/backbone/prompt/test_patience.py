@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from io import StringIO
 
 import pytest
 
-from ajet.backbone.prompt.settings import PatientProposer
+from ajet.backbone.prompt.settings import FunctionProposer, PatientProposer
 from ajet.observe.progress import PlainDisplay, Progress
 from ajet.prompt_tuning import Candidate, Kind, Proposer, ProposerError, Reply, Request
 from ajet.schema.resources import PromptSet, PromptTemplate
@@ -45,3 +46,22 @@ def test_the_proposer_s_own_timeouts_are_its_own() -> None:
 
     with pytest.raises(TimeoutError, match="its own"):
         ask(propose, timeout_s=600.0)
+
+
+def test_functions_that_never_return_keep_no_thread_of_the_loop() -> None:
+    release = threading.Event()
+    progress = Progress(PlainDisplay(StringIO()))
+
+    async def run() -> list[Reply | BaseException]:
+        hanging = PatientProposer(FunctionProposer(lambda request: release.wait()), 0.05, progress)
+        answers = await asyncio.gather(*(hanging(REQUEST) for _ in range(64)), return_exceptions=True)
+        await asyncio.wait_for(asyncio.to_thread(lambda: None), 20)
+        return answers
+
+    timer = threading.Timer(60, release.set)  # a failure ends, too
+    timer.start()
+    try:
+        assert {type(answer) for answer in asyncio.run(run())} == {ProposerError}
+    finally:
+        release.set()
+        timer.cancel()

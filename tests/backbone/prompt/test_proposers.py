@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -46,10 +47,15 @@ async def later(request: Request) -> str:
     return "later"
 
 
+async def leaves(request: Request) -> str:
+    sys.exit(2)
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [(lambda request: "now", "now"), (later, "later"), (lambda request: 3, "returned int, not text"),
-     (lambda request: 1 / 0, "raised ZeroDivisionError")],
+     (lambda request: 1 / 0, "raised ZeroDivisionError"), (lambda request: next(iter(())), "StopIteration"),
+     (lambda request: sys.exit("no key"), "SystemExit: no key"), (leaves, "raised SystemExit")],
 )  # fmt: skip
 def test_functions_answer_or_are_named(function: Any, said: str) -> None:
     try:
