@@ -195,7 +195,10 @@ class _Dumper(yaml.SafeDumper):
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     readable = "\n" in text and all(line == line.rstrip() for line in text.split("\n"))
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if readable else None)
+    style = "|" if readable else None
+    if "\x85" in text:  # PyYAML would write this line break as it is, and read a space
+        style = '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)
