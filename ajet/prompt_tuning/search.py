@@ -177,8 +177,10 @@ class Search:
         self.states.append(state or {})
         self._commit(state or {})
 
-    def end_unfinished_round(self) -> None:
-        """The budget ended the round: keep what it has found."""
+    def end_unfinished_round(self, why: str) -> None:
+        """The budget ended the round: keep what it has found. Raises SearchFailedError if there is nothing to keep."""
+        if self.start.id not in self._validations:
+            raise SearchFailedError(f"ajet.prompt_tuning.{why}, before the first templates had a score: raise it")
         if self.trials:
             self._commit(None)
 

@@ -119,7 +119,7 @@ def test_the_budget_ends_the_search_and_keeps_what_was_found() -> None:
         BudgetExhausted, match=r"budget.episodes: 32 of 45 were run \(10 are kept for the confirmation\)"
     ):
         asyncio.run(BestOf(proposals=4).run(search))
-    search.end_unfinished_round()
+    search.end_unfinished_round("")
     assert world.episodes() == 32
     last = notes.of("round")[-1]
     assert last["partial"] and last["best"] == search.best.id != "c0"

@@ -392,7 +392,7 @@ class PromptRun:
             await self.algorithm.run(search)
         except BudgetExhausted as error:
             self.why = str(error)
-            search.end_unfinished_round()
+            search.end_unfinished_round(self.why)
             return
         self.why = search.ended_because or ALL_ROUNDS
 

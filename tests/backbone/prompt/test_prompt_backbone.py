@@ -24,8 +24,10 @@ from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.run_files import is_complete
-from ajet.prompt_tuning.proposal import ProposerError, SearchFailedError, UnusedTemplateError
+from ajet.prompt_tuning.proposal import Candidate, ProposerError, SearchFailedError, UnusedTemplateError
+from ajet.prompt_tuning.trial import Purpose, Score
 from ajet.schema.errors import ConfigError, UserError
+from ajet.schema.resources import PromptSet, PromptTemplate
 from support.call_trees import weights_version
 from support.searchers import HERE, project
 
@@ -221,17 +223,33 @@ def test_resuming_with_other_templates_algorithm_or_tasks_is_refused(tmp_path: P
         ({"rollout__user_workflow": f"{HERE}->Broken"}, SearchFailedError, r"all 2 tasks failed.*KeyError"),
         ({"prompt_tuning__proposer": f"{HERE}->dead"}, ProposerError, r"all 4 questions.*nobody listens"),
         ({"prompt_tuning__budget": {"episodes": 5}}, ConfigError, r"write at least 8"),
+        (
+            {"prompt_tuning__budget": {"seconds": 1e-6}},
+            SearchFailedError,
+            r"budget.seconds: .*before the first templates",
+        ),
         ({"prompt_tuning__templates": {"solver": "{question"}}, ConfigError, r"templates.solver: .*\{\{ and \}\}"),
         ({"prompt_tuning__proposer": f"{HERE}->propos"}, ConfigError, r"prompt_tuning.proposer: .*'propose'"),
         ({"prompt_tuning__algorithm": f"{HERE}->propose"}, ConfigError, r"is not an algorithm: it needs `rounds`"),
         ({"prompt_tuning__confirmation_tasks": 4}, ConfigError, r"none is left to validate"),
     ],
-    ids=["unused", "fails", "dead", "budget", "template", "proposer", "algorithm", "confirmation"],
+    ids=["unused", "fails", "dead", "budget", "seconds", "template", "proposer", "algorithm", "confirmation"],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, keys: dict[str, Any], error: type[Exception], why: str) -> None:
     expected = UserError if error is ConfigError else error
     with pytest.raises(expected, match=why):
         tuned(project(tmp_path, tasks=8, **keys))
+
+
+@pytest.mark.parametrize("text", ["a\x85b", "a\n\x85b\n", " a\u2028\n\nb ", "\t{x}\r\n", "# {{a}}: ü会\n"])
+def test_the_best_templates_are_read_as_they_were_found(tmp_path: Path, text: str) -> None:
+    journal = PromptJournal(tmp_path)
+    journal.resume()
+    candidate = Candidate("c0", PromptSet({"solver": PromptTemplate(text)}))
+    journal.keep_best(candidate, Score("c0", Purpose.VALIDATION))
+    journal.commit("round")
+    journal.close()
+    assert read_best(tmp_path)["templates"]["solver"]["text"] == text
 
 
 def test_nonsense_proposals_end_with_a_report_and_exit_code_1(
