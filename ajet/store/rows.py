@@ -115,7 +115,7 @@ def attempt_from(row: Row, rollout_id: str) -> Attempt:
 
 Run = Callable[[str], Any]
 
-VERSION_1 = (
+TABLES = (
     "CREATE TABLE rollout (number {serial}, rollout_id TEXT NOT NULL UNIQUE, status TEXT NOT NULL, queue {integer}, "
     "mode TEXT, resources_id TEXT, start_time {real} NOT NULL, end_time {real}, attempts {integer} NOT NULL, "
     "spans {integer} NOT NULL, size {integer} NOT NULL, config {blob} NOT NULL, body {blob} NOT NULL)",
@@ -125,8 +125,10 @@ VERSION_1 = (
     "status TEXT NOT NULL, worker_id TEXT, owner TEXT, start_time {real} NOT NULL, end_time {real}, heard {real}, "
     "deadline {real}, body {blob} NOT NULL, PRIMARY KEY (rollout, sequence)) {clustered}",
     "CREATE INDEX attempt_deadline ON attempt (deadline) WHERE deadline IS NOT NULL",
-    "CREATE TABLE span (rollout {integer} NOT NULL, attempt {integer} NOT NULL, span_id TEXT NOT NULL, "
-    "sequence {integer} NOT NULL, body {blob} NOT NULL, PRIMARY KEY (rollout, attempt, span_id)) {clustered}",
+    # a row for all spans of an attempt that came together
+    "CREATE TABLE span_batch (number {serial}, rollout {integer} NOT NULL, attempt {integer} NOT NULL, "
+    "ids TEXT NOT NULL, body {blob} NOT NULL)",
+    "CREATE INDEX span_batch_attempt ON span_batch (rollout, attempt)",
     "CREATE TABLE resources (number {serial}, resources_id TEXT NOT NULL, version {integer} NOT NULL, "
     "create_time {real} NOT NULL, update_time {real} NOT NULL, body {blob} NOT NULL, UNIQUE (resources_id, version))",
     "CREATE TABLE worker (worker_id TEXT PRIMARY KEY, status TEXT NOT NULL, body {blob} NOT NULL) {clustered}",
@@ -136,18 +138,8 @@ VERSION_1 = (
     "created {real} NOT NULL, expires {real}) {clustered}",
 )
 
-VERSION_2 = (
-    "CREATE TABLE span_batch (number {serial}, rollout {integer} NOT NULL, attempt {integer} NOT NULL, "
-    "ids TEXT NOT NULL, body {blob} NOT NULL)",
-    "CREATE INDEX span_batch_attempt ON span_batch (rollout, attempt)",
-    "INSERT INTO span_batch (rollout, attempt, ids, body) SELECT rollout, attempt, span_id, body FROM span "
-    "ORDER BY rollout, attempt, sequence",
-    "DROP TABLE span",
-)
-"""A row for all spans of an attempt that came together, instead of a row for each."""
-
-VERSIONS: Mapping[int, Sequence[str]] = {1: VERSION_1, 2: VERSION_2}
-"""What makes each version out of the one before; the first out of nothing."""
+VERSIONS: Mapping[int, Sequence[str]] = {2: TABLES}
+"""What makes each version out of the one before; the first, which has number 2, out of nothing."""
 
 
 def migrate(found: int, run: Run, where: str, versions: Mapping[int, Sequence[str]] = VERSIONS) -> int:
@@ -158,7 +150,8 @@ def migrate(found: int, run: Run, where: str, versions: Mapping[int, Sequence[st
             f"{where}: written by a newer version of ajet (its tables have version {found}, this one knows {newest}). "
             "Update ajet here, or use another store"
         )
-    for version in range(found + 1, newest + 1):
-        for statement in versions[version]:
-            run(statement)
+    for version in sorted(versions):
+        if version > found:
+            for statement in versions[version]:
+                run(statement)
     return newest

@@ -9,16 +9,13 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
-from msgspec.structs import replace
 
 from ajet.store.database_store import sqlite_store
-from ajet.store.records import Span
 from ajet.store.requests import NewRollout, StoreError, StoreUnavailableError
-from ajet.store.rows import VERSION_1, VERSIONS, migrate
-from ajet.store.sqlite import TYPES
+from ajet.store.rows import TABLES, VERSIONS, migrate
 
 WRITER = """
 import asyncio, sys
@@ -109,43 +106,30 @@ def test_a_store_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         asyncio.run(sqlite_store(path).open())
 
 
-def test_an_older_store_is_migrated_with_what_is_in_it(tmp_path: Path) -> None:
-    """Version 1 had a row for each span."""
-    path = tmp_path / "store.sqlite"
-    with sqlite3.connect(path) as connection:
-        for statement in VERSION_1:
-            connection.execute(statement.format(**TYPES))
-        connection.execute("PRAGMA user_version = 1")
-        connection.execute(
-            "INSERT INTO rollout VALUES (1, 'ro-1', 'running', NULL, NULL, NULL, 1.0, NULL, 1, 2, 0, ?, ?)",
-            (b"{}", b'{"input": "kept", "metadata": {}}'),
-        )
-        connection.execute(
-            "INSERT INTO attempt VALUES (1, 1, 'at-1', 'running', 'w', NULL, 1.0, NULL, 1.0, NULL, ?)",
-            (b'{"metadata": {}, "result": null}',),
-        )
-        for number in (2, 1):
-            span = Span(rollout_id="ro-1", attempt_id="at-1", span_id=f"s{number}", name="call", sequence_id=number)
-            values = (span.span_id, number, msgspec.json.encode(span))
-            connection.execute("INSERT INTO span VALUES (1, 1, ?, ?, ?)", values)
+def test_an_older_store_is_migrated_with_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, newest = tmp_path / "store.sqlite", max(VERSIONS)
 
-    async def read() -> None:
+    async def written() -> str:
         async with sqlite_store(path) as store:
-            assert (await store.get_rollout("ro-1")).rollout.input == "kept"
-            again = Span(rollout_id="ro-1", attempt_id="at-1", span_id="s2", name="call")
-            assert await store.add_spans([again, replace(again, span_id="s3")]) == 1
-            found = (await store.query_spans("ro-1", "at-1")).items
-            assert [(span.span_id, span.sequence_id) for span in found] == [("s1", 1), ("s2", 2), ("s3", 3)]
+            return (await store.enqueue_one("kept")).rollout_id
 
-    asyncio.run(read())
+    async def read(rollout_id: str) -> Any:
+        async with sqlite_store(path) as store:
+            return (await store.get_rollout(rollout_id)).rollout.input
+
+    rollout_id = asyncio.run(written())
+    later = {newest + 1: ["CREATE TABLE second (x {integer})"], newest + 2: ["INSERT INTO second VALUES (3)"]}
+    monkeypatch.setattr(migrate, "__defaults__", ({**VERSIONS, **later},))
+    assert asyncio.run(read(rollout_id)) == "kept"
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (max(VERSIONS),)
+        assert connection.execute("PRAGMA user_version").fetchone() == (newest + 2,)
+        assert connection.execute("SELECT x FROM second").fetchall() == [(3,)]
 
 
 def test_migrations_run_one_after_the_other() -> None:
     ran: list[str] = []
-    versions = {1: VERSION_1, 2: ["second"], 3: ["third"]}
-    assert migrate(1, ran.append, "here", versions) == 3
+    versions = {2: TABLES, 3: ["second"], 4: ["third"]}
+    assert migrate(2, ran.append, "here", versions) == 4
     assert ran == ["second", "third"]
 
 
