@@ -330,10 +330,6 @@ def memory_store(retention: Retention | None = None) -> DatabaseStore:
 
 def postgres_store(url: str, retention: Retention | None = None) -> DatabaseStore:
     """Make a store in PostgreSQL (`postgresql://user@host/database`), which other servers may share."""
-    return DatabaseStore(_postgres(url), retention)
-
-
-def _postgres(url: str) -> Database:
     from ajet.store.postgres import PostgresDatabase  # psycopg is an optional package
 
-    return PostgresDatabase(url)
+    return DatabaseStore(PostgresDatabase(url), retention)

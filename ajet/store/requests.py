@@ -162,13 +162,13 @@ class Wait(StoreRequest[list[AttemptedRollout]], frozen=True, kw_only=True):
 
 
 class QueryRollouts(StoreRequest[Page[AttemptedRollout]], frozen=True, kw_only=True):
+    """In the order in which they were enqueued."""
+
     rollout_ids: Ids | None = None
     status_in: list[RolloutStatus] | None = None
-    mode_in: list[Mode] | None = None
     id_contains: str = ""
-    sort_by: Literal["number", "start_time", "end_time", "status"] = "number"
-    """`number`: in the order in which they were enqueued."""
     descending: bool = False
+    """The last one that was enqueued first."""
     limit: Limit = 100
     offset: Offset = 0
 

@@ -35,7 +35,6 @@ from ajet.store.records import (
 from ajet.store.requests import AttemptRef, AttemptUpdate, NewRollout, StoreError, StoreRequest
 
 T = TypeVar("T")
-SortKey = Literal["number", "start_time", "end_time", "status"]
 
 
 def new_request_id() -> str:
@@ -197,20 +196,17 @@ class RolloutStore(ABC):
         *,
         rollout_ids: Sequence[str] | None = None,
         status_in: Sequence[RolloutStatus] | None = None,
-        mode_in: Sequence[Mode] | None = None,
         id_contains: str = "",
-        sort_by: SortKey = "number",
         descending: bool = False,
         limit: int = 100,
         offset: int = 0,
     ) -> Page[AttemptedRollout]:
-        """Find rollouts, with their latest attempts. Raises UnknownIdError if one of `rollout_ids` does not exist."""
+        """Find rollouts, in the order in which they were enqueued, with their latest attempts. Raises UnknownIdError if
+        one of `rollout_ids` does not exist."""
         request = ask.QueryRollouts(
             rollout_ids=None if rollout_ids is None else list(rollout_ids),
             status_in=None if status_in is None else list(status_in),
-            mode_in=None if mode_in is None else list(mode_in),
             id_contains=id_contains,
-            sort_by=sort_by,
             descending=descending,
             limit=limit,
             offset=offset,

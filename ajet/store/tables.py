@@ -54,13 +54,6 @@ _decode_spans = msgspec.json.Decoder(Span).decode_lines
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_worker = msgspec.json.Decoder(Worker).decode
 
-SORT = {
-    "number": "r.number",
-    "start_time": "r.start_time",
-    "end_time": "coalesce(r.end_time, 0)",
-    "status": "r.status",
-}
-
 
 @dataclass(slots=True)
 class Events:
@@ -170,10 +163,8 @@ class Tables:
         among: dict[str, Sequence[Any] | None] = {
             "r.rollout_id": query.rollout_ids,
             "r.status": query.status_in,
-            "r.mode": query.mode_in,
         }
-        direction = "DESC" if query.descending else "ASC"
-        order = f"{SORT[query.sort_by]} {direction}, r.number {direction}"
+        order = "r.number DESC" if query.descending else "r.number"
         where = _where(among, "r.rollout_id", query.id_contains)
         rows, total = self._page(BOTH, "rollout r", where, order, query)
         return [stored_from(row) for row in rows], total
