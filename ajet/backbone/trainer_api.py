@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +24,7 @@ import yaml
 from ajet.config.interpolation import literal
 from ajet.config.keys import TRAINER_NAMES, nearest
 from ajet.schema.errors import AjetError, ConfigError, UserError
+from ajet.schema.files import write_whole
 from ajet.schema.install import require_training
 from ajet.schema.resources import PromptTemplate, PromptTemplateError
 from ajet.schema.task import Task
@@ -214,7 +214,7 @@ class Trainer:
         """The file that a configuration made in Python stands on: all of its keys are overrides."""
         file = self._datasets / "python.yaml"
         if not file.exists():
-            _write(file, yaml.safe_dump({"ajet": {}}))
+            write_whole(file, yaml.safe_dump({"ajet": {}}))
         return file
 
     @property
@@ -232,7 +232,7 @@ class Trainer:
         text = "".join(lines)
         file = self._datasets / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
         if not file.exists():
-            _write(file, text)
+            write_whole(file, text)
         return {
             "task_reader.type": "jsonl_dataset_file",
             f"task_reader.jsonl_dataset_file.{split}.file_path": str(file),
@@ -434,10 +434,3 @@ def _plain(value: Any, where: str) -> Any:
         f"{where} is of type {type(value).__name__}, which a task can't hold\n"
         "    tasks hold text, numbers, lists and dicts: pass a path or an id, and load the object in the agent"
     )
-
-
-def _write(file: Path, text: str) -> None:
-    """Whole or not at all: another thread or process may be writing the same."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(file)

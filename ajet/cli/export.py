@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.schema.errors import ConfigError
-from ajet.schema.printable import is_stream
+from ajet.schema.files import is_stream, write_whole
 from ajet.system.command_line import CommandParser
 
 EPISODES_EPILOG = """\
@@ -164,7 +164,7 @@ def _prompt_arguments(kinds: _SubParsersAction[CommandParser]) -> None:
 
 
 def _export_prompt(arguments: Namespace) -> str:
-    from ajet.backbone.prompt import dump, read_best, write_whole
+    from ajet.backbone.prompt import dump, read_best
     from ajet.cli.targets import find_experiment
     from ajet.config.interpolation import literal
 
@@ -178,6 +178,5 @@ def _export_prompt(arguments: Namespace) -> str:
         return ""
     if target.exists() and not arguments.force:
         raise ConfigError(f"{target} exists: choose another file, or use --force")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, text)
+    write_whole(target, text, durable=True)
     return f"{target}: templates of candidate {best['candidate']}, version {best['version']}"

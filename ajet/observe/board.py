@@ -23,6 +23,7 @@ from ajet.observe.experiment import PACKAGES, read_environment
 from ajet.observe.metrics import read_metrics
 from ajet.schema import __version__
 from ajet.schema.errors import ConfigError
+from ajet.schema.files import write_whole
 from ajet.schema.printable import printable
 
 VALIDATION, TRAINING = "val/return/mean", "return/mean"
@@ -162,18 +163,7 @@ def _rounded(value: float) -> float:
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write it as a whole: a full disk leaves the one before."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{record['cell']}.json"
-    part = file.with_suffix(".part")
-    try:
-        part.write_text(_compact(record) + "\n", encoding="utf-8")
-        part.replace(file)
-    except OSError as error:
-        error.filename = error.filename or file  # a full disk names none
-        raise
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(folder / f"{record['cell']}.json", _compact(record) + "\n")
 
 
 def _compact(record: Mapping[str, Any]) -> str:

@@ -34,9 +34,9 @@ from ajet.schema.episode import (
     Run,
 )
 from ajet.schema.errors import EpisodeFormatError
+from ajet.schema.files import json_line, write_whole
 from ajet.schema.printable import encodable
 from ajet.schema.span import Span
-from ajet.schema.trajectory import json_line
 
 FORMAT = 1
 """Version of the byte format. A reader refuses a newer one."""
@@ -221,13 +221,7 @@ def episode_json(episode: Episode, step: int, annotation: Annotation | None = No
 def write_trajectory(folder: Path, episode: Episode, step: int, annotation: Annotation | None) -> Path:
     """Write `step_N/<episode id>.json`, completely or not at all."""
     target = folder / f"step_{step}" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', episode.episode_id)[:150]}.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_suffix(".tmp")
-    try:
-        scratch.write_text(json_line(episode_json(episode, step, annotation), ascii_only=True), encoding="utf-8")
-        scratch.replace(target)
-    finally:
-        scratch.unlink(missing_ok=True)  # of a file for which there was no room
+    write_whole(target, json_line(episode_json(episode, step, annotation), ascii_only=True))
     return target
 
 

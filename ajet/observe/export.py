@@ -20,9 +20,8 @@ from ajet.observe.tracing.recording import new_span_id, trace_id_of
 from ajet.observe.tracing.sender import SpanSender, episode_spans
 from ajet.schema.episode import ROOT, Call, Episode
 from ajet.schema.errors import ConfigError, MissingDependencyError, UserError
-from ajet.schema.printable import is_stream
+from ajet.schema.files import is_stream, json_line
 from ajet.schema.span import Span
-from ajet.schema.trajectory import json_line
 
 log = logging.getLogger(__name__)
 

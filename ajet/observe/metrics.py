@@ -23,6 +23,7 @@ from typing import Any, Protocol, cast
 from ajet.config.kinds import TRACKERS, load
 from ajet.observe.logs import Masker
 from ajet.observe.run_files import LineFile, open_text, read_events, whole_record
+from ajet.schema.files import write_whole
 from ajet.schema.user_code import import_class
 
 logger = logging.getLogger(__name__)
@@ -98,9 +99,7 @@ def rewind_metrics(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [record for record in read_metrics(path) if record["step"] <= step]
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-    scratch.replace(path)
+    write_whole(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 def aggregate_log_metrics(many: Iterable[Mapping[str, Any]], prefix: str = "user") -> dict[str, float]:

@@ -27,6 +27,7 @@ import msgspec
 
 from ajet.observe.logs import LOST, Masker
 from ajet.schema.errors import UserError
+from ajet.schema.files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +244,8 @@ class Notes:
                 episodes = {name: one for name, one in everything.episodes.items() if name != episode}
                 if episode and (kept.note or kept.tags):
                     episodes[episode] = kept
-                self._replace(NotesFile(everything.run if episode else kept, episodes))
+                notes = NotesFile(everything.run if episode else kept, episodes)
+                write_whole(self._file, json.dumps(asdict(notes), indent=1), durable=True)
         except OSError as error:
             raise NotesError(f"the note was not kept: {self._folder} can't be written to: {error.strerror}") from error
         return kept
@@ -256,15 +258,6 @@ class Notes:
             yield
         finally:
             os.close(handle)
-
-    def _replace(self, everything: NotesFile) -> None:
-        scratch = self._file.with_suffix(".tmp")
-        scratch.unlink(missing_ok=True)  # left by a kill, or somebody's link to elsewhere
-        with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w", encoding="utf-8") as file:
-            json.dump(asdict(everything), file, ensure_ascii=True, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(self._file)
 
 
 def _checked(note: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 _ODD = re.compile(
@@ -47,10 +46,6 @@ def encodable_values(value: Any) -> Any:
 def _escaped(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def is_stream(path: Path) -> bool:
-    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 _SECRET_KEY = re.compile(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import time
@@ -23,6 +22,7 @@ import msgspec
 from ajet.schema.chat import Message, Tool
 from ajet.schema.episode import Failure
 from ajet.schema.errors import UserError
+from ajet.schema.files import json_line
 
 NO_CALL = -1
 """`ModelCall.extends` of a call that begins a conversation; `TrajectoryStep.call` of a step that no call wrote."""
@@ -254,8 +254,6 @@ def as_plain(value: Any) -> Any:
 SUFFIX = ".jsonl"
 LONGEST_NAME = 200
 """Bytes of a file's name, before its digest and suffix. File systems take 255."""
-LONGEST_NUMBER_BITS = 14_000
-"""Python converts numbers of up to 4,300 decimal digits."""
 _GROWING = ("calls", "steps")
 _MARK = b'{"trajectory": '
 """The beginning of the first line, by which such a file is recognised."""
@@ -366,25 +364,6 @@ def _lines(path: Path) -> list[str]:
     except OSError as error:
         raise TrajectoryFormatError(f"{path}: {error.strerror or error}") from None
     return re.findall(r"[^\n]*\n|[^\n]+$", text)
-
-
-def json_line(record: dict[str, Any], *, ascii_only: bool = False) -> str:
-    """A record as a line of JSON that any program can read."""
-    try:
-        return json.dumps(record, ensure_ascii=ascii_only, allow_nan=False) + "\n"
-    except ValueError:
-        return json.dumps(_readable(record), ensure_ascii=ascii_only) + "\n"
-
-
-def _readable(value: Any) -> Any:
-    """JSON has no NaN and no infinity, and Python reads no number of thousands of digits: such a one becomes text."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, int):
-        return value if value.bit_length() <= LONGEST_NUMBER_BITS else hex(value)
-    if isinstance(value, dict):
-        return {key: _readable(item) for key, item in value.items()}
-    return [_readable(item) for item in value] if isinstance(value, list) else value
 
 
 def _without_growing(trajectory: Trajectory) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import psutil
 
 from ajet.schema.errors import UserError
+from ajet.schema.files import write_whole
 
 STARTED_BY = "AJET_STARTED"
 """Environment variable with the id of the record that a process belongs to."""
@@ -189,9 +190,7 @@ def recorded(mark: str, name: str, prefix: str, pid: int, command: str) -> Itera
         started = 0.0
     record = Record(mark, name, prefix, pid, started, socket.gethostname(), command)
     file = folder / f"{record.host}-{pid}-{mark[:8]}.json"
-    scratch = file.with_suffix(".part")
-    scratch.write_text(json.dumps(asdict(record)))
-    scratch.replace(file)
+    write_whole(file, json.dumps(asdict(record)))
     try:
         yield
     finally:

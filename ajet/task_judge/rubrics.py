@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.errors import ConfigError, TaskDataError, UserError
+from ajet.schema.files import write_whole
 from ajet.task_judge.helper import Asker, HelperModel
 from ajet.task_judge.helper_answers import NearDuplicates, read_json
 from ajet.task_judge.llm_judge import ABOUT, Grade, Grader, ModelJudge, Scale, Template, whole_templates
@@ -59,11 +60,8 @@ class Rubrics:
         """Write the file atomically."""
         import yaml
 
-        path.parent.mkdir(parents=True, exist_ok=True)
         record = {"name": self.name, "mode": self.mode, "model": self.model, "about": self.about, "rubrics": self.texts}
-        scratch = path.with_suffix(".tmp")
-        scratch.write_text(HEAD + yaml.safe_dump(record, sort_keys=False, allow_unicode=True, width=110), "utf-8")
-        scratch.replace(path)
+        write_whole(path, HEAD + yaml.safe_dump(record, sort_keys=False, allow_unicode=True, width=110))
 
     @classmethod
     def load(cls, path: Path) -> Rubrics:

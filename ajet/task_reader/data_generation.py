@@ -23,6 +23,7 @@ from typing import Any
 from ajet.config.kinds import READERS, load
 from ajet.config.tasks import HuggingFaceConfig, JsonlConfig, TaskReaderConfig
 from ajet.schema.errors import TaskDataError
+from ajet.schema.files import write_whole
 from ajet.schema.task import Task
 from ajet.task_judge.helper import Asker, HelperModel, HelperRefusalError, UnusableAnswerError
 from ajet.task_judge.helper_answers import NearDuplicates, read_json
@@ -325,15 +326,12 @@ def _key(model: str, embedding: str | None, reader: TaskReaderConfig, chunks: li
 
 
 def _save(path: Path, written: Written) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     lines = [
         json.dumps({"split": split, "task": task.model_dump(mode="json")}, ensure_ascii=True)
         for split, tasks in (("training", written.training), ("validation", written.validation))
         for task in tasks
     ]
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    scratch.replace(path)
+    write_whole(path, "\n".join(lines) + "\n")
 
 
 def _load(path: Path) -> Written:

@@ -24,6 +24,7 @@ from ajet.observe.episode_codec import decode_episode, query_of
 from ajet.observe.otlp import attributes_of, objects, raw_spans
 from ajet.observe.tracing import read_call
 from ajet.schema.errors import EpisodeFormatError, TaskDataError
+from ajet.schema.files import write_whole
 from ajet.schema.printable import encodable
 from ajet.schema.task import Task
 from ajet.schema.user_code import find_named, looked_in
@@ -405,7 +406,4 @@ def _known(path: Path) -> list[Task]:
 
 
 def _write(path: Path, tasks: Sequence[Task]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.tmp")
-    scratch.write_text("".join(f"{json.dumps(task.model_dump(mode='json'))}\n" for task in tasks), encoding="utf-8")
-    scratch.replace(path)
+    write_whole(path, "".join(f"{json.dumps(task.model_dump(mode='json'))}\n" for task in tasks))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from ajet.schema.trajectory import (
     trajectory_files,
 )
 from support import TESTS
+from support.full_disk import files_up_to
 from support.scripted_models import Scripted, asks, call
 
 
@@ -115,13 +115,8 @@ def test_a_file_that_had_no_room_for_a_while_loses_nothing(tmp_path: Path) -> No
     trajectory = Trajectory("full")
     file = TrajectoryFile(tmp_path / "full.jsonl", trajectory)
     trajectory.steps.append(TrajectoryStep(StepType.THOUGHT, "long " * 1000))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-    try:
-        with pytest.raises(OSError, match=r"full\.jsonl"):
-            file.update()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with files_up_to(2000), pytest.raises(OSError, match=r"full\.jsonl"):
+        file.update()
     trajectory.steps.append(TrajectoryStep(StepType.FINAL_ANSWER, "42"))
     file.close()
     assert read_trajectory(file.path) == trajectory

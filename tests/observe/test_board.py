@@ -188,13 +188,3 @@ def test_the_page_shows_every_row_its_seeds_what_changed_and_what_failed(matrix:
     assert "lake-rloo-1: failed (1): &lt;no&gt; memory" in html and "rooms-1: has no record" in html
     page = write_page(rows, records, tmp_path / "page").read_text()
     assert "viewport" in page and not re.search(r"<(script|img|iframe|link)\b|https?:", page)
-
-
-def test_a_full_disk_is_named_and_leaves_the_record_before(matrix: Path) -> None:
-    cell, records = cells_of(matrix)[0], matrix.parent / "records"
-    record = ended(cell, matrix.parent)
-    write_record(records, record)
-    (records / f"{cell.name}.part").symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"No space left on device: .*lake-grpo-1.json"):
-        write_record(records, {**record, "date": "later"})
-    assert read_record(records, cell) == record

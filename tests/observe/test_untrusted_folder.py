@@ -15,7 +15,7 @@ import pytest
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.episode_tables import EpisodeStoreError, open_for_writing
 from ajet.observe.metrics import read_metrics
-from ajet.observe.run_files import Notes, UnreadableFileError, open_regular, read_events, read_regular
+from ajet.observe.run_files import UnreadableFileError, open_regular, read_events, read_regular
 
 FILES = ("config.resolved.yaml", "environment.json", "events.jsonl", "metrics.jsonl", "notes.json", "episodes.sqlite")
 
@@ -79,16 +79,6 @@ def test_what_is_not_text_does_not_end_a_resume(tmp_path: Path) -> None:
             file.write(b'{"step": 2, "x": "\xff\xfe"}\n\x80\x81\n')
     assert [each["step"] for each in read_metrics(folder / "metrics.jsonl")] == [1, 2]
     assert read_events(folder / "events.jsonl")[0]["event"] == "started"
-
-
-def test_a_note_is_not_written_through_a_link(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.write_text("mine")
-    folder = run_folder(tmp_path, "run")
-    (folder / "notes.tmp").symlink_to(elsewhere)
-    Notes(folder).write("a note", [])
-    assert elsewhere.read_text() == "mine" and not (folder / "notes.json").is_symlink()
-    assert Notes(folder).read().run.note == "a note"
 
 
 def test_a_view_in_place_of_the_episodes_is_not_read(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from ajet.schema.install import lazily
 if TYPE_CHECKING:
     from ajet.backbone.prompt.journal import dump as dump
     from ajet.backbone.prompt.journal import read_best as read_best
-    from ajet.backbone.prompt.journal import write_whole as write_whole
     from ajet.backbone.prompt.settings import search_lines as search_lines
     from ajet.config import Config
     from ajet.observe.experiment import ExperimentFolder
@@ -29,6 +28,5 @@ __getattr__ = lazily(
         "dump": "journal",
         "read_best": "journal",
         "search_lines": "settings",
-        "write_whole": "journal",
     },
 )

@@ -41,6 +41,7 @@ from ajet.prompt_tuning.proposal import Candidate
 from ajet.prompt_tuning.search import Earlier
 from ajet.prompt_tuning.trial import Purpose, Score, Trial, common_means
 from ajet.schema.errors import FRESH, UserError
+from ajet.schema.files import write_whole
 
 FORMAT = 1
 FOLDER = "prompts"
@@ -186,6 +187,7 @@ class PromptJournal:
         write_whole(
             self.best,
             "# Written by ajet --backbone=prompt; `ajet export prompt` gives it as YAML keys.\n" + dump(record),
+            durable=True,
         )
 
 
@@ -208,21 +210,6 @@ def dump(record: Mapping[str, Any]) -> str:
     """As YAML."""
     text: str = yaml.dump(dict(record), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
     return text
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Complete or not at all, and on the disk."""
-    scratch = path.with_name(f"{path.name}.tmp")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def read_best(experiment: Path) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import stat
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from ajet.schema.task import Task
 from ajet.task_reader.task_reader_base import TaskStream
 from ajet.trainer.trainer import Updater
 from support import SUPPORT
+from support.full_disk import files_up_to
 from support.torch_vllm_server import told, vllm_python
 from support.waiting import wait_until
 
@@ -345,16 +346,9 @@ def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path, settings: Any
 
 def test_a_folder_without_room_is_named(settings: Any) -> None:
     sync = WeightFolder(settings, "cpu")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-    try:
-        with pytest.raises(
-            ConfigError, match=r"rollout\.weights_folder: the weights of version 1 could not be written"
-        ):
-            sync.source(sync.model, 1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        sync.close()
+    message = r"rollout\.weights_folder: the weights of version 1 could not be written"
+    with closing(sync), files_up_to(100_000), pytest.raises(ConfigError, match=message):
+        sync.source(sync.model, 1)
 
 
 # ---------------------------------------------------------------- wrong input

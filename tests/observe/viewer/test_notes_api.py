@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from ajet.observe.viewer.library import Library
 from ajet.observe.viewer.pages import Access
 from ajet.observe.viewer.serve import create_app
+from support.full_disk import files_up_to
 
 BASE = "http://127.0.0.1:8642"
 NOTES = "/api/x/math-agent/notes"
@@ -91,8 +92,9 @@ def test_what_is_no_note_is_refused(folder: Path, body: str) -> None:
 
 
 def test_a_folder_that_can_not_be_written_to_is_said(folder: Path) -> None:
-    (folder / "notes.tmp").mkdir()  # stands for a read-only folder: as root, none is
-    answer = sign_in(folder).post(NOTES, json={"note": "x", "tags": []})
+    visitor = sign_in(folder)
+    with files_up_to(10):  # stands for a read-only folder: as root, none is
+        answer = visitor.post(NOTES, json={"note": "x", "tags": []})
     assert answer.status_code == 409 and "the note was not kept" in answer.json()["error"]
 
 

@@ -1,0 +1,42 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from ajet.schema.files import json_line, write_whole
+from support.full_disk import files_up_to
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_file_is_written_whole_and_its_folder_made(tmp_path: Path, durable: bool) -> None:
+    file = tmp_path / "new" / "file.txt"
+    write_whole(file, "first", durable=durable)
+    write_whole(file, "ö\nsecond", durable=durable)
+    assert file.read_text(encoding="utf-8") == "ö\nsecond"
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_full_disk_is_named_and_leaves_the_file_before(tmp_path: Path) -> None:
+    file = tmp_path / "file.txt"
+    write_whole(file, "before")
+    with files_up_to(100), pytest.raises(OSError, match=r"File too large: .*file\.txt"):
+        write_whole(file, "x" * 1000)
+    assert file.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    file, elsewhere = tmp_path / "file.txt", tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    (tmp_path / f"file.txt.{os.getpid()}-{threading.get_ident()}.tmp").symlink_to(elsewhere)
+    write_whole(file, "ours")
+    assert elsewhere.read_text() == "mine" and not file.is_symlink() and file.read_text() == "ours"
+
+
+def test_a_line_is_json_for_any_program() -> None:
+    assert json_line({"a": [float("nan"), 1.5, 10**5000]}) == f'{{"a": [null, 1.5, "{hex(10**5000)}"]}}\n'
