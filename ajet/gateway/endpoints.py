@@ -1,24 +1,20 @@
 """Which function answers which path, and the endpoints of no chat protocol: rewards, embeddings, spans, and the
 episodes of external programs.
-
-Errors become answers here, in the shape of the path's protocol.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
-from urllib.parse import unquote
 
 import msgspec
 
 from ajet.gateway import protocol
-from ajet.gateway.anthropic_messages import anthropic_error_body, count_tokens, messages
-from ajet.gateway.openai_chat import chat_body, chat_completions, openai_error_body
+from ajet.gateway.anthropic_messages import count_tokens, messages
+from ajet.gateway.openai_chat import chat_completions
 from ajet.gateway.openai_completions import completions
 from ajet.gateway.openai_responses import responses
 from ajet.gateway.protocol import MODEL_PREFIX, BadField, Caller, KeyScopeError, json_body, read_model
@@ -26,18 +22,13 @@ from ajet.observe.otlp import MAX_BYTES, MAX_SPANS, Rejected, receive
 from ajet.observe.otlp import PATH as TRACES_PATH
 from ajet.observe.tracing import by_our_clock
 from ajet.schema.chat import DEFAULT_AGENT, bare_call_id
-from ajet.schema.errors import EngineError, InvalidRequestError, ModelCallError, RewardError, UserError
+from ajet.schema.errors import EngineError, ModelCallError, RewardError, UserError
 from ajet.schema.span import Span
 from ajet.schema.task import finite_reward
 from ajet.system.http_messages import Answer, HttpLimits, HttpRequest, InvalidKeyError, json_answer, presented_key
 from ajet.system.http_server import HttpServer
 
 log = logging.getLogger(__name__)
-
-LARGE = 65_536
-"""A body of this many bytes takes about a millisecond to decode. Larger ones are decoded on a thread."""
-RETRY_AFTER_S = 1
-"""How long clients should wait when the engine or the episode is overloaded."""
 
 Endpoint = Callable[[dict[str, Any], Caller], Awaitable[Answer]]
 
@@ -157,69 +148,6 @@ COUNT_PATH = "/v1/messages/count_tokens"
 ANTHROPIC_PATHS = ("/v1/messages", COUNT_PATH)
 
 
-async def answer(method: str, path: str, body: bytes, caller: Caller, content_type: str = "") -> Answer:
-    """Answer an authorised request. What a client or the model does wrong becomes an error answer."""
-    path = normal_path(path)
-    if (missing := not_found(method, path)) is not None:
-        return missing
-    try:
-        if caller.control and path not in CONTROL_PATHS:
-            raise KeyScopeError("this is the episode's control key: model calls need the agent's key")
-        if path == TRACES_PATH:
-            return await traces(body, content_type, caller)
-        if method == "POST":
-            most = caller.session.most_nodes
-            decode = chat_body if path == "/v1/chat/completions" else json_body
-            read = decode(body, most) if len(body) <= LARGE else await asyncio.to_thread(decode, body, most)
-            return await POST[path](read, caller)
-        if path in GET:
-            return await GET[path]({}, caller)
-        return await model({"model": unquote(path.removeprefix(MODELS_PATH))}, caller)
-    except ModelCallError as error:
-        return error_answer(error, path)
-
-
-def error_answer(error: ModelCallError, path: str) -> Answer:
-    """An error in the shape of the protocol spoken at `path`."""
-    body = anthropic_error_body(error) if path in ANTHROPIC_PATHS else {"error": openai_error_body(error)}
-    return json_answer(body, error.http_status, _error_headers(error))
-
-
-def _error_headers(error: ModelCallError) -> dict[str, str]:
-    """Official clients retry 409 and 5xx by themselves; here a retry helps only if the server is overloaded, or lost a
-    process."""
-    if error.http_status in (429, 503):
-        return {"retry-after": str(RETRY_AFTER_S), "x-should-retry": "true"}
-    return {"x-should-retry": "false"}
-
-
-def normal_path(path: str) -> str:
-    """Some clients add a trailing slash, or `/v1` to a base URL that already ends in it."""
-    while path.startswith("/v1/v1/"):
-        path = path[3:]
-    return path.rstrip("/")
-
-
-class NotFoundError(InvalidRequestError):
-    http_status = 404
-    code = "not_found"
-
-
-class MethodError(InvalidRequestError):
-    http_status = 405
-    code = "method_not_allowed"
-
-
-def not_found(method: str, path: str) -> Answer | None:
-    """404, or 405 for a known path under another method; None if there is an endpoint."""
-    table = (*POST, TRACES_PATH) if method == "POST" else GET if method == "GET" else ()
-    if path in table or (method == "GET" and path.startswith(MODELS_PATH)):
-        return None
-    if path in ENDPOINTS or path.startswith(MODELS_PATH):
-        return error_answer(MethodError(f"{method:.20} is not allowed for {path}"), path)
-    return error_answer(NotFoundError(f"there is no {path or '/':.200}; endpoints: {', '.join(ENDPOINTS)}"), path)
-
-
 # ------------------------------------------------------------ episodes of external programs
 
 EPISODES_PATH = "/v1/episodes"
@@ -262,20 +190,16 @@ def check_control_key(path: str, caller: Caller) -> None:
         raise KeyScopeError("to end an episode needs its control key")
 
 
-async def answer_external(method: str, path: str, body: bytes, episodes: EpisodeOpener, base_url: str) -> Answer:
-    """Answer a request whose key was checked. `base_url`: where its sender finds the gateway."""
-    try:
-        if method != "POST":
-            raise MethodError(f"{method:.20} is not allowed for {path}")
-        given = json_body(body, MAX_EPISODE_NODES) if body else {}
-        if path == EPISODES_PATH:
-            _refuse_unknown(given, ("task",))
-            return json_answer({**await episodes.begin(protocol.mapping(given, "task")), "base_url": base_url})
-        episode_id = path.split("/")[3]
-        episodes.end(episode_id, _outcome(given))
-        return json_answer({"episode_id": episode_id, "ended": True})
-    except ModelCallError as error:
-        return error_answer(error, path)
+async def answer_external(path: str, body: bytes, episodes: EpisodeOpener, base_url: str) -> Answer:
+    """Answer a request whose key was checked. `base_url`: where its sender finds the gateway. Raises a
+    ModelCallError."""
+    given = json_body(body, MAX_EPISODE_NODES) if body else {}
+    if path == EPISODES_PATH:
+        _refuse_unknown(given, ("task",))
+        return json_answer({**await episodes.begin(protocol.mapping(given, "task")), "base_url": base_url})
+    episode_id = path.split("/")[3]
+    episodes.end(episode_id, _outcome(given))
+    return json_answer({"episode_id": episode_id, "ended": True})
 
 
 def _refuse_unknown(given: dict[str, Any], known: Sequence[str]) -> None:

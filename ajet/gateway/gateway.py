@@ -1,6 +1,7 @@
 """The gateway: the HTTP server through which agents reach their episode's session; one per process that runs episodes.
 
 It knows nothing of models or tasks: it finds the episode that a key belongs to, and passes the request to its session.
+`answer` takes an authorised request to its endpoint; clients in this process call it without HTTP.
 """
 
 from __future__ import annotations
@@ -11,27 +12,43 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
+from ajet.gateway.anthropic_messages import anthropic_error_body
 from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.endpoints import (
+    ANTHROPIC_PATHS,
+    CONTROL_PATHS,
     COUNT_PATH,
+    ENDPOINTS,
     EPISODES_PATH,
+    GET,
     MAX_EPISODE_BYTES,
+    MODELS_PATH,
+    POST,
     PROMPT_PATHS,
     EpisodeOpener,
-    answer,
     answer_external,
     check_control_key,
     check_service_key,
-    error_answer,
     is_external,
-    normal_path,
-    not_found,
+    model,
+    traces,
 )
-from ajet.gateway.protocol import AGENT_HEADER, MODEL_PREFIX, Caller, agent_scope, read_agent_header
+from ajet.gateway.openai_chat import chat_body, openai_error_body
+from ajet.gateway.protocol import (
+    AGENT_HEADER,
+    MODEL_PREFIX,
+    Caller,
+    KeyScopeError,
+    agent_scope,
+    json_body,
+    read_agent_header,
+)
+from ajet.observe.otlp import PATH as TRACES_PATH
 from ajet.schema.chat import DEFAULT_AGENT
-from ajet.schema.errors import EngineOverloadedError, ModelCallError, SessionClosedError
+from ajet.schema.errors import EngineOverloadedError, InvalidRequestError, ModelCallError, SessionClosedError
 from ajet.system.http_messages import (
     Answer,
     HttpLimits,
@@ -45,6 +62,10 @@ from ajet.system.http_messages import (
 )
 from ajet.system.http_server import HttpServer, tls_context
 
+LARGE = 65_536
+"""A body of this many bytes takes about a millisecond to decode. Larger ones are decoded on a thread."""
+RETRY_AFTER_S = 1
+"""How long clients should wait when the engine or the episode is overloaded."""
 ANY_HOST = ("0.0.0.0", "::", "")
 HOST = re.compile(r"([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 KEY_TTL_S = 3600.0
@@ -52,6 +73,72 @@ KEY_TTL_S = 3600.0
 PREFLIGHT_S = 600
 """How long a browser may remember that it was allowed."""
 _REQUEST_HEADERS = f"authorization, content-type, x-api-key, anthropic-version, {AGENT_HEADER.decode()}"
+
+
+async def answer(method: str, path: str, body: bytes, caller: Caller, content_type: str = "") -> Answer:
+    """Answer an authorised request. What a client or the model does wrong becomes an error answer."""
+    path = normal_path(path)
+    if (missing := not_found(method, path)) is not None:
+        return missing
+    try:
+        if caller.control and path not in CONTROL_PATHS:
+            raise KeyScopeError("this is the episode's control key: model calls need the agent's key")
+        if path == TRACES_PATH:
+            return await traces(body, content_type, caller)
+        if method == "POST":
+            most = caller.session.most_nodes
+            decode = chat_body if path == "/v1/chat/completions" else json_body
+            read = decode(body, most) if len(body) <= LARGE else await asyncio.to_thread(decode, body, most)
+            return await POST[path](read, caller)
+        if path in GET:
+            return await GET[path]({}, caller)
+        return await model({"model": unquote(path.removeprefix(MODELS_PATH))}, caller)
+    except ModelCallError as error:
+        return error_answer(error, path)
+
+
+def error_answer(error: ModelCallError, path: str) -> Answer:
+    """An error in the shape of the protocol spoken at `path`."""
+    body = anthropic_error_body(error) if path in ANTHROPIC_PATHS else {"error": openai_error_body(error)}
+    return json_answer(body, error.http_status, _error_headers(error))
+
+
+def _error_headers(error: ModelCallError) -> dict[str, str]:
+    """Official clients retry 409 and 5xx by themselves; here a retry helps only if the server is overloaded, or lost a
+    process."""
+    if error.http_status in (429, 503):
+        return {"retry-after": str(RETRY_AFTER_S), "x-should-retry": "true"}
+    return {"x-should-retry": "false"}
+
+
+def normal_path(path: str) -> str:
+    """Some clients add a trailing slash, or `/v1` to a base URL that already ends in it."""
+    while path.startswith("/v1/v1/"):
+        path = path[3:]
+    return path.rstrip("/")
+
+
+class NotFoundError(InvalidRequestError):
+    http_status = 404
+    code = "not_found"
+
+
+class MethodError(InvalidRequestError):
+    http_status = 405
+    code = "method_not_allowed"
+
+
+def not_found(method: str, path: str) -> Answer | None:
+    """404, or 405 for a known path under another method; None if there is an endpoint."""
+    table = (*POST, TRACES_PATH) if method == "POST" else GET if method == "GET" else ()
+    if path in table or (method == "GET" and path.startswith(MODELS_PATH)):
+        return None
+    if path in ENDPOINTS or path.startswith(MODELS_PATH) or is_external(path):
+        return error_answer(MethodError(f"{method:.20} is not allowed for {path}"), path)
+    return error_answer(NotFoundError(f"there is no {path or '/':.200}; endpoints: {', '.join(ENDPOINTS)}"), path)
+
+
+# ------------------------------------------------------------ the server
 
 
 class AllowedOrigins:
@@ -267,7 +354,7 @@ class Gateway:
             request.unauthenticated = True
             return None
         external = self.external is not None and is_external(request.path)
-        if external:
+        if external and request.method == "POST":
             request.max_body = MAX_EPISODE_BYTES
         elif (missing := not_found(request.method, request.path)) is not None:
             return missing
@@ -309,9 +396,10 @@ class Gateway:
         if request.path == "/healthz":
             return json_answer({"status": "ok"})
         if self.external is not None and is_external(request.path):
-            return await answer_external(
-                request.method, request.path, request.body, self.external, self._known_as(request)
-            )
+            try:
+                return await answer_external(request.path, request.body, self.external, self._known_as(request))
+            except ModelCallError as error:
+                return error_answer(error, request.path)
         caller: Caller = request.caller
         calls = self._calls.get(caller.session)
         if calls is None:

@@ -14,7 +14,7 @@ from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.commands import TorchEngineSettings
 from ajet.engine.torch.engine import TorchEngine
 from ajet.gateway.chat.episode_session import LEAST_REQUEST_NODES
-from ajet.gateway.endpoints import LARGE
+from ajet.gateway.gateway import LARGE
 from ajet.gateway.openai_chat import chat_body
 from ajet.gateway.protocol import BadField, json_body
 from ajet.system.http_messages import MAX_DEPTH
@@ -308,7 +308,7 @@ def test_the_loop_is_free_while_a_large_body_is_read(monkeypatch: pytest.MonkeyP
                 assert go_on.wait(30)
             return chat_body(body, most)
 
-        monkeypatch.setattr("ajet.gateway.endpoints.chat_body", slowly)
+        monkeypatch.setattr("ajet.gateway.gateway.chat_body", slowly)
         async with place() as here:
             large = asyncio.ensure_future(post(here, CHAT, LONG))
             await until(reading.is_set)

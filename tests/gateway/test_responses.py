@@ -16,7 +16,7 @@ from ajet.gateway import Gateway
 from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.chat.session_log import StoredResponses
 from ajet.gateway.chat.tool_call_parsers import FAMILIES
-from ajet.gateway.endpoints import answer
+from ajet.gateway.gateway import answer
 from ajet.gateway.protocol import Caller, agent_key
 from ajet.schema.chat import Completion, GenerateRequest
 from ajet.schema.episode import Call

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 from weakref import WeakKeyDictionary
 
-from ajet.gateway.endpoints import answer
+from ajet.gateway.gateway import answer
 from ajet.gateway.protocol import Caller
 from ajet.observe.tracing import OUTSIDE, current_place
 from ajet.schema.errors import RewardError

@@ -13,7 +13,7 @@ from ajet.context_tracker import TrackerSettings
 from ajet.engine.base import StopRule
 from ajet.gateway.chat import EpisodeSession, SessionSettings
 from ajet.gateway.chat.reply import SeedKey
-from ajet.gateway.endpoints import answer
+from ajet.gateway.gateway import answer
 from ajet.gateway.protocol import Caller
 from ajet.schema.chat import ChatReply, ChatRequest, Completion, EngineCapabilities, Sampling, TokenChunk
 from ajet.schema.errors import (
