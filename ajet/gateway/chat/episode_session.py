@@ -115,7 +115,7 @@ class EpisodeSession:
         self._parser = parser
         self._deadline = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
         self._closed: ModelCallError | None = None
-        self._in_flight: set[asyncio.Task[ChatReply]] = set()
+        self._in_flight: set[asyncio.Task[list[ChatReply]]] = set()
         self._begun: set[str] = set()
         """Calls that have begun and are neither committed nor aborted yet."""
         self._calls_of: dict[str, int] = {}
@@ -129,30 +129,7 @@ class EpisodeSession:
         """One reply for each of `request.n` choices. Raises only `ModelCallError`s; cancelling the caller cancels the
         generation."""
         self.check_open()
-        if request.n == 1:
-            return [await self._alone(request, on_delta)]
-        preparation = asyncio.create_task(self._prepare(request))
-        tasks = [asyncio.create_task(self._one(request, index, on_delta, preparation)) for index in range(request.n)]
-        self._in_flight.update(tasks)
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        finally:
-            self._in_flight.difference_update(tasks)
-            preparation.cancel()
-            if unfinished := [task for task in tasks if not task.done()]:
-                for task in unfinished:
-                    task.cancel()
-                await asyncio.gather(*unfinished, return_exceptions=True)
-        failed = [task for task in tasks if not task.cancelled() and task.exception() is not None]
-        if failed:
-            await failed[0]
-        if any(task.cancelled() for task in tasks):
-            raise self._cancelled_inside()
-        return [task.result() for task in tasks]
-
-    async def _alone(self, request: ChatRequest, on_delta: OnDelta | None) -> ChatReply:
-        """The reply to a request for one choice, as nearly all are, with one task for all of it."""
-        task = asyncio.create_task(self._one(request, 0, on_delta))
+        task = asyncio.create_task(self._choices(request, on_delta))
         self._in_flight.add(task)
         try:
             return await task
@@ -160,13 +137,22 @@ class EpisodeSession:
             caller = asyncio.current_task()
             if caller is None or caller.cancelling():
                 raise
-            raise self._cancelled_inside() from None
+            raise self._closed or EngineError("the generation was cancelled by the engine") from None
         finally:
             self._in_flight.discard(task)
 
-    def _cancelled_inside(self) -> ModelCallError:
-        """Why a call was cancelled, if its caller was not."""
-        return self._closed or EngineError("the generation was cancelled by the engine")
+    async def _choices(self, request: ChatRequest, on_delta: OnDelta | None) -> list[ChatReply]:
+        """The replies, in one task for a single choice, as nearly all are. The first failure ends the others."""
+        preparation = await self._prepare(request)
+        if request.n == 1:
+            return [await self._one(request, 0, on_delta, preparation)]
+        tasks = [asyncio.create_task(self._one(request, index, on_delta, preparation)) for index in range(request.n)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """The length of the prompt that these messages and tools render to; of a text that is much too long, the length
@@ -326,14 +312,9 @@ class EpisodeSession:
         return limit + limit // 8
 
     async def _one(
-        self,
-        request: ChatRequest,
-        choice: int,
-        on_delta: OnDelta | None,
-        preparation: asyncio.Task[_Preparation] | None = None,
+        self, request: ChatRequest, choice: int, on_delta: OnDelta | None, preparation: _Preparation
     ) -> ChatReply:
-        """`preparation` is shared by all choices; None: there is one."""
-        chat_model, wanted, tokens = await (asyncio.shield(preparation) if preparation else self._prepare(request))
+        chat_model, wanted, tokens = preparation
         if chat_model is not None:
             began = self.tracker.begin_messages(request.agent, choice)
             try:
