@@ -193,7 +193,7 @@ class CallRecord:
     """The shape of the history to which it was sampled."""
     audit: Audit
     prompt_ids: list[int]
-    """Empty once the reply has come."""
+    """Kept for the next call; empty once another call has extended this one, or it has failed."""
     begun: int
     """When it began, on the tracker's clock of begins and ends."""
     is_step: bool
@@ -212,13 +212,7 @@ class CallRecord:
     """What the ids of its tool calls are: see `Conversations.mark_calls`."""
     empty_thought: bool = False
     """Whether the reply has a thought without content."""
-    ids: tuple[list[int], list[int]] | None = None
-    """Prompt and reply, kept for the next call; None once another call has extended this one."""
     reasoning: str = ""
-
-    def held_prompt(self) -> list[int]:
-        """The ids of its prompt if they are still held, else an empty list."""
-        return self.ids[0] if self.ids is not None else self.prompt_ids
 
     @property
     def reply_key(self) -> tuple[bytes, bytes, str]:

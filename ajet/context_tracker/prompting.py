@@ -212,7 +212,7 @@ class Prompting:
         """The prompt of a request. Raises TemplateRefusal."""
         if (twin := _twin(request)) is not None:
             parent = None if twin.call.extends < 0 else self._records[twin.call.extends]
-            return Prompt(twin.held_prompt(), parent, twin.prompt, [], twin.shape, None, twin.audit)
+            return Prompt(twin.prompt_ids, parent, twin.prompt, [], twin.shape, None, twin.audit)
         parent, appended, fork = self._find_parent(request)
         depth = request.turn.depth
         if parent is None or parent.reply is None:
@@ -236,12 +236,13 @@ class Prompting:
         if prompt.ids is not None:
             return prompt.ids
         assert parent is not None and parent.reply is not None
-        if parent.ids is None:
-            return [*self._renderer.encoder.shared(self._growth.path_ids(parent.reply)), *added]
-        (ids, reply), parent.ids = parent.ids, None
+        shared = self._renderer.encoder.shared
+        if not parent.prompt_ids:
+            return [*shared(self._growth.path_ids(parent.reply)), *added]
+        ids, parent.prompt_ids = parent.prompt_ids, []
         if sys.getrefcount(ids) > 2:  # this variable, and the argument here
             ids = ids.copy()
-        ids += reply
+        ids += shared(parent.reply.ids.tolist())
         ids += added
         return ids
 
@@ -322,7 +323,7 @@ def _twin(request: PromptRequest) -> CallRecord | None:
     for record in request.turn.prompts:
         same = record.call.agent == request.agent and record.call.tools == request.toolset
         same = same and record.kwargs_key == request.kwargs_key and record.restated == request.restated
-        if same and record.held_prompt():
+        if same and record.prompt_ids:
             return record
     return None
 

@@ -132,7 +132,7 @@ class ContextTracker:
         fork = None
         if self.settings.detect_forks and prompt.added:
             fork = prompt.fork
-            if fork is None and (prompt.parent is None or prompt.parent.ids is None):  # else it goes on from a tip
+            if fork is None and (prompt.parent is None or not prompt.parent.prompt_ids):  # else it goes on from a tip
                 fork = changed_message([r for r in self._records if r.call.agent == agent], walk.turn, walk.known)
         replied = 0 if prompt.parent is None or prompt.parent.reply_turn is None else prompt.parent.reply_turn.depth
         new = [turn.resolved() for turn in walk.turn.since(replied)]
@@ -183,7 +183,7 @@ class ContextTracker:
             fork.tokens = len(prompt.added) - shared
         ids, parent = self._prompting.ids_of(prompt), prompt.parent
         if parent is not None:
-            parent.ids = None
+            parent.prompt_ids = []
         self._clock += 1
         self._steps[request.agent] += choice == 0
         call = Call(
@@ -257,8 +257,6 @@ class ContextTracker:
         record.reply_turn = self._conversations.add_reply(record.turn, reply, record)
         record.reasoning = split_reasoning(record.said)[0].strip()
         record.empty_thought = not record.reasoning and THOUGHT_END in text
-        record.ids = (record.prompt_ids, self.renderer.encoder.shared(ids))
-        record.prompt_ids = []
         call.drop = None if call.trainable else "not_trainable"
         if self.settings.checks:
             self._check_output(record, reply, text, malformed)
@@ -363,7 +361,7 @@ class ContextTracker:
         total = self._rewards.total(reward, self._records, self._messages.calls, failed=failed, otherwise=otherwise)
         self._finished = True
         for record in self._records:
-            record.ids = None  # the tree holds them
+            record.prompt_ids = []  # the tree holds them
         tree = self.tree
         untrained: DropReason | None = "failed_episode" if total is None else "failure_reward" if masked else None
         ledger = mask_calls(tree, self._records, self.settings, untrained=untrained, output=output)
