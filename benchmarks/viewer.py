@@ -33,7 +33,7 @@ from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.episode_tables import open_for_writing
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
-from ajet.observe.task_statistics import TaskFilter, task_page
+from ajet.observe.statistics import TaskFilter, task_page
 from ajet.schema.episode import Episode, EpisodeStatus, Ledger
 from ajet.schema.task import Task
 
@@ -252,7 +252,6 @@ PAGES: dict[str, tuple[TaskFilter, dict[str, Any]]] = {
     "first_page": (TaskFilter(), {}),
     "training_by_solved": (TaskFilter(validation=False), {"sort": "solved", "descending": True}),
     "text": (TaskFilter(text="12"), {"sort": "change"}),
-    "counted_from_episodes": (TaskFilter(), {"threshold": 0.999}),  # as for a file of an older version
 }
 
 
@@ -280,7 +279,7 @@ def page_seconds(store: EpisodeStore, where: TaskFilter, more: dict[str, Any]) -
 
 
 def make_rows(path: Path, tasks: int, by_group: bool) -> dict[str, Any]:
-    """100,000 episodes' rows, and what counting all of their tasks anew takes, as at the resume of an older run."""
+    """100,000 episodes' rows, and what counting all tasks anew takes, as at a resume with another threshold."""
     rng = random.Random(0)
     EpisodeRecorder(path).close()
     connection = open_for_writing(path)

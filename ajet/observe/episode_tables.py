@@ -26,31 +26,26 @@ ANY: Final = -1
 SHIFT: Final = 6
 """A block has 2^6 steps: a task of 10,000 steps is summed from 64 of them and from 157 blocks."""
 
-_WATCHED = "task_id, step, validation, status, success, reward, tag, preview"
 _NOTE = "INSERT OR IGNORE INTO tried_dirty VALUES ({row}.task_id, {row}.step);"
 
 TASK_SCHEMA = f"""
 CREATE INDEX IF NOT EXISTS episode_task_step ON episode (task_id, step);
-DROP INDEX IF EXISTS episode_task;
-DROP TRIGGER IF EXISTS episode_added; DROP TRIGGER IF EXISTS episode_removed; DROP TRIGGER IF EXISTS episode_changed;
-DROP TABLE IF EXISTS task_step; DROP TABLE IF EXISTS task_block; DROP TABLE IF EXISTS task_row;
-DROP TABLE IF EXISTS task_dirty; DROP TABLE IF EXISTS task_threshold;
 CREATE TABLE IF NOT EXISTS tried_step (
   task_id TEXT NOT NULL, step INTEGER NOT NULL, validation INTEGER NOT NULL,
   attempts INTEGER NOT NULL, usable INTEGER NOT NULL, solved INTEGER NOT NULL, reward REAL NOT NULL,
-  first_tag TEXT NOT NULL, last_tag TEXT NOT NULL, preview TEXT NOT NULL,
+  tag TEXT NOT NULL, preview TEXT NOT NULL,
   PRIMARY KEY (task_id, step, validation)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tried_block (
   task_id TEXT NOT NULL, block INTEGER NOT NULL, validation INTEGER NOT NULL,
   attempts INTEGER NOT NULL, usable INTEGER NOT NULL, solved INTEGER NOT NULL, reward REAL NOT NULL,
-  first_tag TEXT NOT NULL, last_tag TEXT NOT NULL, preview TEXT NOT NULL,
+  tag TEXT NOT NULL, preview TEXT NOT NULL,
   PRIMARY KEY (task_id, block, validation)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tried_row (
   scope INTEGER NOT NULL, task_id TEXT NOT NULL, attempts INTEGER NOT NULL, failed INTEGER NOT NULL,
   solved REAL, latest REAL, change REAL, reward REAL, last_step INTEGER NOT NULL, tag TEXT NOT NULL,
-  mixed INTEGER NOT NULL, preview TEXT NOT NULL, PRIMARY KEY (scope, task_id)
+  preview TEXT NOT NULL, PRIMARY KEY (scope, task_id)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tried_dirty (
   task_id TEXT NOT NULL, step INTEGER NOT NULL, PRIMARY KEY (task_id, step)
@@ -58,17 +53,13 @@ CREATE TABLE IF NOT EXISTS tried_dirty (
 CREATE TABLE IF NOT EXISTS tried_threshold (value REAL NOT NULL);
 CREATE TRIGGER IF NOT EXISTS tried_added AFTER INSERT ON episode BEGIN {_NOTE.format(row="new")} END;
 CREATE TRIGGER IF NOT EXISTS tried_removed AFTER DELETE ON episode BEGIN {_NOTE.format(row="old")} END;
-CREATE TRIGGER IF NOT EXISTS tried_changed AFTER UPDATE OF {_WATCHED} ON episode BEGIN
-  {_NOTE.format(row="old")} {_NOTE.format(row="new")} END;
 """
-"""Files of older versions lack these until they are written to again; what they hold in their place is dropped."""
-
 SOLVED = "CASE WHEN reward IS NULL THEN 0 WHEN success IS NOT NULL THEN success ELSE reward >= :threshold END"
 ATTEMPTS = f"""count(*) AS attempts, count(reward) AS usable, sum({SOLVED}) AS solved,
-  sum(coalesce(reward, 0.0)) AS reward, min(tag) AS first_tag, max(tag) AS last_tag, max(preview) AS preview"""
+  sum(coalesce(reward, 0.0)) AS reward, max(tag) AS tag, max(preview) AS preview"""
 """What is counted of some episodes."""
 STEPS = """sum(attempts) AS attempts, sum(usable) AS usable, sum(solved) AS solved, sum(reward) AS reward,
-  min(first_tag) AS first_tag, max(last_tag) AS last_tag, max(preview) AS preview"""
+  max(tag) AS tag, max(preview) AS preview"""
 """The same of what was counted already."""
 
 
@@ -93,8 +84,8 @@ _ADD_UP = f"""INSERT INTO tried_row
   bounded AS (SELECT *, (SELECT step {_OF_SCOPE} ORDER BY step LIMIT 1) AS first_step,
     (SELECT step {_OF_SCOPE} ORDER BY step DESC LIMIT 1) AS last_step FROM whole)
   SELECT scope, task_id, attempts, attempts - usable, 1.0 * solved / usable, {_SHARE.format(step="last_step")},
-    {_SHARE.format(step="last_step")} - {_SHARE.format(step="first_step")}, reward / usable, last_step, last_tag,
-    first_tag != last_tag, preview FROM bounded AS whole"""
+    {_SHARE.format(step="last_step")} - {_SHARE.format(step="first_step")}, reward / usable, last_step, tag,
+    preview FROM bounded AS whole"""
 
 
 def refresh_tasks(connection: sqlite3.Connection) -> None:
@@ -112,7 +103,7 @@ def refresh_tasks(connection: sqlite3.Connection) -> None:
 
 
 def prepare_tasks(connection: sqlite3.Connection, threshold: float) -> None:
-    """Bring the tables of an opened file up to date; all is counted anew if nothing was, or with another threshold."""
+    """Bring the tables of an opened file up to date: all is counted anew if it was with another threshold."""
     connection.execute("BEGIN IMMEDIATE")
     if connection.execute("SELECT value FROM tried_threshold").fetchall() != [(threshold,)]:
         for table in ("tried_step", "tried_block", "tried_row", "tried_threshold"):
@@ -123,7 +114,7 @@ def prepare_tasks(connection: sqlite3.Connection, threshold: float) -> None:
     connection.execute("COMMIT")
 
 
-VERSION = 1
+VERSION = 2
 _INDEX_BYTES = 32 * 1024
 """The least size of the index of SQLite's log."""
 
@@ -168,8 +159,7 @@ CREATE TABLE IF NOT EXISTS task_record (task_id TEXT PRIMARY KEY, data BLOB NOT 
 CREATE TABLE IF NOT EXISTS token (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL);
 CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (text, content='', tokenize='unicode61');
 """
-"""What lists show is kept apart from the bodies, so scanning 100,000 rows reads no body. Files of older versions lack
-`task_record` until they are written to again."""
+"""What lists show is kept apart from the bodies, so scanning 100,000 rows reads no body."""
 _NO_QUERY = "[not defined]"
 """What tasks of an environment service have for a question: the first observation says what to do."""
 _LONGEST_VALUE = 20_000

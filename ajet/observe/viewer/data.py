@@ -28,7 +28,7 @@ from ajet.observe.episode_store import (
     EpisodeStore,
     RecordedEpisode,
 )
-from ajet.observe.task_statistics import (
+from ajet.observe.statistics import (
     TASK_SORT_KEYS,
     RewardCount,
     TaskFilter,
@@ -293,7 +293,7 @@ class Data:
         store = experiment.store()
         if store is None:
             return [], 0
-        rows, total = task_page(store, where, threshold=experiment.success_threshold(), **(asked | page))
+        rows, total = task_page(store, where, **(asked | page))
         records = store.tasks([row.task_id for row in rows])
         names = answer_names(experiment.config())
         answers = {name: exact(gold_answer(task.metadata, names)) for name, task in records.items()}

@@ -17,7 +17,7 @@ from ajet.observe.episode_codec import conversation, message_text
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.progress_state import USED, RunningTotal
 from ajet.observe.run_evidence import ERRORS, Figures, Level, RunFinding, Series, as_number, as_percent
-from ajet.observe.task_statistics import TaskFilter, task_page
+from ajet.observe.statistics import TaskFilter, task_page
 from ajet.observe.viewer.library import Experiment, Reading
 
 _FEWEST_STEPS = 10
@@ -182,7 +182,7 @@ def _tasks(experiment: Experiment) -> dict[str, Any]:
     """The tasks that improved most, those that were never solved, and one task's first and last episode."""
     if (store := experiment.store()) is None:
         return {}
-    page = partial(task_page, store, threshold=experiment.success_threshold(), limit=_TASKS)
+    page = partial(task_page, store, limit=_TASKS)
     improved = [row for row in page(TaskFilter(), sort="change", descending=True)[0] if (row.change or 0.0) > 0]
     if not page(TaskFilter(solved_min=0.0))[1]:  # no attempt has a reward: there is nothing to say of any task
         return {}

@@ -20,7 +20,7 @@ from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.run_files import Notes
-from ajet.observe.task_statistics import TaskFilter, task_page
+from ajet.observe.statistics import TaskFilter, task_page
 from ajet.observe.viewer.serve import Viewer
 from ajet.schema.episode import EnvironmentEvent, EnvironmentRecord, Episode
 from ajet.schema.span import Span
