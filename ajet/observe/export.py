@@ -1,27 +1,38 @@
-"""Exports recorded episodes for other programs: JSONL, Parquet, OTLP, or conversations to fine-tune on (`sft`)."""
+"""Exports recorded episodes for other programs: JSONL, Parquet, OTLP, or conversations to fine-tune on (`sft`).
+
+`OtlpExporter` sends those of a run to a collector while it goes on. Its `SpanSender` has a thread of its own: adding a
+span never waits and never raises. While the endpoint is gone, the spans are lost, and one warning says so.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import queue
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import unquote, urlsplit
 
+import msgspec
+
 from ajet.observe.episode_codec import conversation, episode_json
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore, RecordedEpisode
 from ajet.observe.otlp import PATH, to_json
+from ajet.observe.tracing import episode_spans
+from ajet.observe.tracing.attributes import SENT_AT
 from ajet.observe.tracing.recording import new_span_id, trace_id_of
-from ajet.observe.tracing.sender import SpanSender, episode_spans
 from ajet.schema.episode import ROOT, Call, Episode
 from ajet.schema.errors import ConfigError, MissingDependencyError, UserError
 from ajet.schema.files import is_stream, json_line
+from ajet.schema.printable import encodable_values
 from ajet.schema.span import Span
+from ajet.system.http_client import HttpClient, HttpFailure
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +191,115 @@ def _write_parquet(target: Path, recorded: Iterator[RecordedEpisode]) -> int:
                 count, waiting = count + len(waiting), []
         writer.write_table(arrow.Table.from_pylist(waiting, schema))
     return count + len(waiting)
+
+
+# ---------------------------------------------------------------- while a run goes on
+
+MAX_WAITING = 5_000
+"""Spans that may wait to be sent; further ones are dropped and counted."""
+BATCH = 200
+BATCH_S = 0.5
+"""How long a batch waits for more spans."""
+TIMEOUT_S = 10.0
+CLOSE_S = 5.0
+"""How long `close` waits for what has not been sent."""
+TRIES = 2
+
+
+class SpanSender:
+    """Sends to `base_url` + `/v1/traces`."""
+
+    def __init__(
+        self,
+        base_url: str,
+        headers: Mapping[str, str],
+        *,
+        what: str,
+        resource: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`what`: how the warning calls the endpoint."""
+        self._client = HttpClient(base_url, headers)
+        self._what = what
+        self._resource = dict(resource or {})
+        self._waiting: queue.Queue[Span | threading.Event] = queue.Queue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._warned = False
+        self.lost = 0
+        """Spans that could not be delivered."""
+
+    def add(self, span: Span) -> None:
+        """Queue a span to be sent soon. Returns at once; any thread may call it."""
+        if self._waiting.qsize() >= MAX_WAITING:
+            self.lost += 1
+            return
+        self._start()
+        self._waiting.put(span)
+
+    def flush(self, timeout_s: float = CLOSE_S) -> bool:
+        """Wait until all that was added has been sent or given up. Returns False on a timeout."""
+        if self._thread is None:
+            return True
+        reached = threading.Event()
+        self._waiting.put(reached)
+        return reached.wait(timeout_s)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="ajet-spans", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            batch, reached = self._next_batch()
+            if batch:
+                self._send(batch)
+            if reached is not None:
+                reached.set()
+
+    def _next_batch(self) -> tuple[list[Span], threading.Event | None]:
+        """What is sent together, and the event that says so to a waiting `flush`, if there is one."""
+        batch: list[Span] = []
+        until = None
+        while len(batch) < BATCH:
+            try:
+                item = self._waiting.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                break
+            if isinstance(item, threading.Event):
+                return batch, item
+            batch.append(item)
+            until = until or time.monotonic() + BATCH_S
+        return batch, None
+
+    def _send(self, batch: list[Span]) -> None:
+        why = ""
+        for _ in range(TRIES):
+            now = {SENT_AT: time.time()}
+            if not (why := self._attempt(_encoded(to_json(batch, {**self._resource, **now})))):
+                return
+        self.lost += len(batch)
+        if not self._warned:
+            self._warned = True
+            log.warning("spans can't be sent to %s (%s): those of this time are lost", self._what, why)
+
+    def _attempt(self, body: bytes) -> str:
+        """Send it once. Returns why it failed; empty if it didn't."""
+        try:
+            answer = self._client.request("POST", PATH, body, timeout_s=TIMEOUT_S)
+        except HttpFailure as failure:
+            return str(failure)
+        if answer.status < 300:
+            return ""
+        return f"{answer.status} {answer.body[:200].decode(errors='replace')}"
+
+
+def _encoded(document: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError:  # half a surrogate pair, from a JSON escape in a tool call
+        return msgspec.json.encode(encodable_values(document))
 
 
 class OtlpExporter:

@@ -19,7 +19,7 @@ from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.export import ExportFormat, OtlpExporter, export_episodes
 from ajet.observe.otlp import read_json
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
-from ajet.observe.tracing.sender import CALL, EPISODE
+from ajet.observe.tracing.adapters import CALL, EPISODE
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.errors import ConfigError
 from ajet.schema.span import Span

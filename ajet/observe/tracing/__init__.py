@@ -41,8 +41,15 @@ from ajet.observe.tracing.recording import OUTSIDE, NoRecordingError, Recording,
 from ajet.schema.install import lazily
 
 if TYPE_CHECKING:
-    from ajet.observe.tracing.adapters import Triplet, llm_calls, read_call, to_messages, to_tasks, to_triplets
-    from ajet.observe.tracing.sender import SpanSender, episode_spans
+    from ajet.observe.tracing.adapters import (
+        Triplet,
+        episode_spans,
+        llm_calls,
+        read_call,
+        to_messages,
+        to_tasks,
+        to_triplets,
+    )
 
 __all__ = [
     "ANNOTATION",
@@ -57,7 +64,6 @@ __all__ = [
     "NoRecordingError",
     "Operation",
     "Recording",
-    "SpanSender",
     "Triplet",
     "bounded",
     "by_our_clock",
@@ -92,7 +98,5 @@ __all__ = [
 ]
 
 # workflows that only emit spans need none of these
-_FROM_ADAPTERS = ("Triplet", "llm_calls", "read_call", "to_messages", "to_tasks", "to_triplets")
-__getattr__ = lazily(
-    __name__, {"SpanSender": "sender", "episode_spans": "sender", **dict.fromkeys(_FROM_ADAPTERS, "adapters")}
-)
+_FROM_ADAPTERS = ("Triplet", "episode_spans", "llm_calls", "read_call", "to_messages", "to_tasks", "to_triplets")
+__getattr__ = lazily(__name__, dict.fromkeys(_FROM_ADAPTERS, "adapters"))

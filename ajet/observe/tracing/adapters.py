@@ -1,4 +1,5 @@
-"""What can be made of spans: model calls (`llm_calls`), triplets, conversations to fine-tune on, tasks.
+"""What can be made of spans: model calls (`llm_calls`), triplets, conversations to fine-tune on, tasks. And an
+episode as spans.
 
 Model calls are read in three ways of writing them down: OpenLLMetry's (`gen_ai.prompt.0.content`), OpenTelemetry's
 (`gen_ai.input.messages`) and OpenInference's (`llm.input_messages.0.message.content`).
@@ -13,10 +14,26 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ajet.observe.tracing.attributes import WORTH, agent_of, agents_around, call_of, clock_of, get_reward_value
+from msgspec.structs import replace
+
+from ajet.observe.episode_codec import prompt_messages
+from ajet.observe.tracing.attributes import (
+    CALL,
+    WORTH,
+    agent_of,
+    agents_around,
+    call_of,
+    clock_of,
+    get_reward_value,
+    message_attributes,
+)
+from ajet.observe.tracing.recording import root_span_id_of, trace_id_of
 from ajet.schema.chat import bare_call_id
-from ajet.schema.span import Span
+from ajet.schema.episode import ROOT, Call, CallTree, Episode, EpisodeStatus
+from ajet.schema.span import Span, SpanStatus
 from ajet.schema.task import Task
+
+EPISODE = "ajet.episode"
 
 
 @dataclass(slots=True)
@@ -270,3 +287,103 @@ def _ids(call: LlmCall, name: str) -> list[int]:
     if isinstance(value, str):
         value = _json(value)
     return [one for one in _list(value) if isinstance(one, int)]
+
+
+# ---------------------------------------------------------------- spans of an episode
+
+
+def episode_spans(episode: Episode, *, tokens: bool = False, attributes: dict[str, Any] | None = None) -> list[Span]:
+    """Return all spans of an episode: its root span, then the others by start time.
+
+    `tokens` adds token ids and log-probabilities. `attributes` are added to the root span.
+    """
+    trace_id, root_id = trace_id_of(episode.episode_id), root_span_id_of(episode.episode_id)
+    first_attempt = episode.episode_id.partition(".")[0]
+    ids: dict[str, Any] = {"rollout_id": first_attempt, "attempt_id": episode.episode_id, "trace_id": trace_id}
+    calls = [
+        Span(
+            **ids,
+            span_id=call_span_id(episode.episode_id, index),
+            parent_id=root_id,
+            name=CALL,
+            status=SpanStatus(status_code="ERROR" if call.run == ROOT else "OK"),
+            attributes=_of_call(episode.tree, index, call, tokens),
+            start_time=episode.began + call.started_s,
+            end_time=episode.began + call.started_s + call.seconds,
+        )
+        for index, call in enumerate(episode.tree.calls)
+    ]
+    own = {span.span_id for span in episode.spans}
+    emitted = [
+        replace(span, trace_id=trace_id, parent_id=span.parent_id if span.parent_id in own else root_id)
+        for span in episode.spans
+    ]
+    parts = sorted([*calls, *emitted], key=lambda span: span.start_time or 0.0)
+    whole = Span(
+        **ids,
+        span_id=root_id,
+        name=EPISODE,
+        status=_status(episode),
+        attributes={**_of_episode(episode), **(attributes or {})},
+        start_time=episode.began,
+        end_time=max([episode.began + episode.timings.get("total", 0.0), *_ends(parts)]),
+    )
+    return [whole, *parts]
+
+
+def call_span_id(episode_id: str, call: int) -> str:
+    """The span of one model call."""
+    return root_span_id_of(f"{episode_id}/{call}")
+
+
+def _ends(spans: Sequence[Span]) -> list[float]:
+    return [span.end_time for span in spans if span.end_time is not None]
+
+
+def _status(episode: Episode) -> SpanStatus:
+    if episode.failure is not None:
+        return SpanStatus(status_code="ERROR", description=episode.failure.in_short[:1000])
+    return SpanStatus(status_code="OK" if episode.status is EpisodeStatus.COMPLETED else "UNSET")
+
+
+def _of_episode(episode: Episode) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "ajet.episode_id": episode.episode_id,
+        "ajet.task_id": episode.task_id,
+        "ajet.group_id": episode.group_id,
+        "ajet.status": str(episode.status),
+        "ajet.attempts": episode.attempts,
+        "ajet.tokens.captured": episode.ledger.captured,
+        "ajet.tokens.trained": episode.ledger.trained,
+    }
+    if episode.tag:
+        values["ajet.tag"] = episode.tag
+    if episode.is_success is not None:
+        values["ajet.is_success"] = episode.is_success
+    if episode.reward is not None:
+        values[WORTH] = episode.reward
+    return values | {f"{WORTH}.{name}": value for name, value in episode.reward_parts.items()}
+
+
+def _of_call(tree: CallTree, index: int, call: Call, tokens: bool) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "agent.name": call.agent,
+        "gen_ai.operation.name": "chat",
+        "gen_ai.response.id": call.name,
+        "gen_ai.usage.input_tokens": call.prompt_tokens,
+        "gen_ai.usage.output_tokens": len(call.logprobs),
+        "gen_ai.response.finish_reasons": [call.finish_reason],
+    }
+    for number, message in enumerate(prompt_messages(tree, index)):
+        values |= message_attributes(f"gen_ai.prompt.{number}", message)
+    if call.reply:
+        values |= message_attributes("gen_ai.completion.0", call.reply)
+    if call.tools != ROOT:
+        values["gen_ai.request.tools"] = json.dumps(tree.toolsets[call.tools], ensure_ascii=False)
+    if call.reward is not None:
+        values[WORTH] = call.reward
+    if tokens and call.run != ROOT:
+        values["prompt_token_ids"] = tree.prompt_ids(index).tolist()
+        values["response_token_ids"] = tree.runs[call.run].ids.tolist()
+        values["logprobs"] = call.logprobs.tolist()
+    return values

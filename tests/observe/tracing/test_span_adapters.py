@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from ajet.observe.tracing.adapters import llm_calls, matched_rewards, to_messages, to_tasks, to_triplets
-from ajet.observe.tracing.sender import CALL, EPISODE, episode_spans
+from ajet.observe.tracing.adapters import (
+    CALL,
+    EPISODE,
+    episode_spans,
+    llm_calls,
+    matched_rewards,
+    to_messages,
+    to_tasks,
+    to_triplets,
+)
 from ajet.schema.span import Span
 from support.synthetic_run import Vocabulary, math_episode
 
