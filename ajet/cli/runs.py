@@ -224,7 +224,7 @@ def shown_folder(folder: Path) -> Iterator[Path]:
     if next(trajectory_files(folder), None) is None:
         yield folder
         return
-    from ajet.observe.trajectory_folder import TrajectoryFolder
+    from ajet.observe.viewer import TrajectoryFolder
 
     with TemporaryDirectory(prefix="ajet-view-") as place:
         experiment = Path(place) / folder.resolve().name

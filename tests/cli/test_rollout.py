@@ -154,7 +154,7 @@ def test_the_viewer_shows_trajectories_without_a_run(folder: Path) -> None:
 
 def test_a_trajectory_that_grows_while_it_is_shown(folder: Path) -> None:
     from ajet.agents import Trajectory
-    from ajet.observe.trajectory_folder import TrajectoryFolder
+    from ajet.observe.viewer import TrajectoryFolder
     from ajet.schema.trajectory import ModelCall, StopReason, TrajectoryFile
 
     (folder / "shown").mkdir()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         run_gains,
     )
     from ajet.observe.viewer.report import write_report, write_tables
-    from ajet.observe.viewer.serve import Viewer
+    from ajet.observe.viewer.serve import TrajectoryFolder, Viewer
 
 __all__ = [
     "Experiment",
@@ -28,6 +28,7 @@ __all__ = [
     "NoExperimentsError",
     "Reading",
     "RunGain",
+    "TrajectoryFolder",
     "Viewer",
     "answer_names",
     "differences",
@@ -40,6 +41,6 @@ __all__ = [
 ]
 
 # commands that only read experiments load no web framework
-_ELSEWHERE = {"Viewer": "serve", "write_report": "report", "write_tables": "report"}
+_ELSEWHERE = {"TrajectoryFolder": "serve", "Viewer": "serve", "write_report": "report", "write_tables": "report"}
 _OF_EPISODES = dict.fromkeys(("answer_names", "gold_answer"), "episode_view")
 __getattr__ = lazily(__name__, dict.fromkeys(__all__, "library") | _ELSEWHERE | _OF_EPISODES)
