@@ -43,12 +43,12 @@ def run(argv: Sequence[str]) -> int:
 
 def findings(experiment: Experiment) -> tuple[str, list[RunFinding]]:
     """What the run has recorded, and what the rules say of it."""
-    from ajet.observe.diagnosis import METRICS, diagnose
+    from ajet.observe.diagnosis import diagnose
     from ajet.observe.run_evidence import Figures
     from ajet.observe.viewer import Reading
 
     reading = Reading()
-    columns = experiment.metrics_in(reading, METRICS)
+    columns = experiment.metrics_in(reading)
     evidence = experiment.evidence(Figures(columns), reading)
     if reading.problems:
         problems = "\n    ".join(reading.problems)

@@ -58,16 +58,6 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 """What may follow from each fault. Causes stand before their consequences."""
 _BROUGHT_BY_TRAINING = {"length_drift", "kl_growth", "entropy_collapse", "reward_fell"}
 """These explain nothing that was there in the first steps."""
-METRICS = (
-    "return/mean", "reward/mean", "success/rate", "val/return/mean", "val/return/std", "val/episode/usable",
-    "return/std", "episode/usable", "episode/count", "episode/failed_share", "episode/reply_length",
-    "outcome/length", "outcome/overflow", "status/judge_error", "credit/groups", "credit/zero_variance_groups",
-    "ledger/captured", "ledger/trained", "ledger/dropped", "tokens/trained", "train/kl", "train/entropy",
-    "train/grad_norm", "train/lr", "train/staleness", "train/staleness/max", "train/sampler_gap",
-    "loss/sampler_gap_max", "loss/sampler_kl",
-)  # fmt: skip
-"""What the rules read."""
-
 _MANY, _SOME, _MOST, _NEARLY_ALL = 0.1, 0.3, 0.5, 0.95
 _FEWEST = 8
 """Episodes or calls that say something."""

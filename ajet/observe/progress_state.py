@@ -183,8 +183,9 @@ class RunningTotal:
     def of_columns(cls, columns: Mapping[str, Any]) -> RunningTotal:
         """Of `steps` and `series`, as the viewer reads them."""
         series = columns["series"]
+        used = [name for name in USED if name in series]
         steps = enumerate(columns["steps"])
-        return cls.of({"step": step, **{name: series[name][at] for name in series}} for at, step in steps)
+        return cls.of({"step": step, **{name: series[name][at] for name in used}} for at, step in steps)
 
     @property
     def expected_seconds(self) -> float | None:

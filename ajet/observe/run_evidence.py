@@ -118,13 +118,13 @@ class Figures:
         found = self.of(name)
         return float(found.values.sum()) if found.steps else None
 
-    def lately(self, *names: str) -> Series:
+    def lately(self, name: str) -> Series:
         """The last steps, as many as `window` says."""
-        return self.of(*names).part(-self.window)
+        return self.of(name).part(-self.window)
 
-    def change(self, *names: str) -> Trend | None:
+    def change(self, name: str) -> Trend | None:
         """From the first quarter of the steps to the last; None if there are too few of them."""
-        series = self.of(*names)
+        series = self.of(name)
         count = len(series.steps)
         if count < _FEWEST_FOR_CHANGE:
             return None

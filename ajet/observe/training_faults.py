@@ -100,7 +100,7 @@ def staleness(run: RunEvidence) -> list[RunFinding]:
         f"What is trained in {lately.where} was sampled {as_number(lately.mean)} updates earlier on average: "
         "its advantages belong to another policy."
     )
-    earned = run.figures.change("return/mean", "reward/mean")
+    earned = run.figures.change("return/mean")
     level: Level = "warn" if earned is None or earned.risen else "bad"
     return [RunFinding(level, "staleness", text, evidence, change=change, link="charts?find=staleness")]
 
@@ -108,7 +108,7 @@ def staleness(run: RunEvidence) -> list[RunFinding]:
 def kl_growth(run: RunEvidence) -> list[RunFinding]:
     """The model leaves the one that it started from, and earns no more for it."""
     series = run.figures.of("train/kl")
-    earned = run.figures.change("return/mean", "reward/mean")
+    earned = run.figures.change("return/mean")
     if len(series.steps) < 2 or (earned is not None and earned.risen):
         return []
     first, at = float(series.values[0]), int(series.values.argmax())
@@ -139,7 +139,7 @@ def entropy_collapse(run: RunEvidence) -> list[RunFinding]:
     if count < 2:
         return []
     first, last = float(series.values[: (count + 1) // 2].max()), series.part(-max(1, count // 4)).mean
-    earned, success = run.figures.change("return/mean", "reward/mean"), run.figures.lately("success/rate")
+    earned, success = run.figures.change("return/mean"), run.figures.lately("success/rate")
     better = (success.steps and success.mean >= _SOLVED) or (earned is not None and earned.risen)
     fell, asked = earned is not None and earned.fallen, _asks_for_less_entropy(run)
     if (better and not asked) or last >= (_COLLAPSED_IN_A_FALL if fell or asked else _COLLAPSED) * first:
@@ -184,7 +184,7 @@ def gaming(run: RunEvidence) -> list[RunFinding]:
     rewarded = [row for row in (*run.early, *run.late) if row["success"] is not None and row["reward"] is not None]
     won = [row["reward"] for row in rewarded if row["success"]]
     lost = [row["reward"] for row in rewarded if not row["success"]]
-    earned, success = run.figures.change("return/mean", "reward/mean"), run.figures.change("success/rate")
+    earned, success = run.figures.change("return/mean"), run.figures.change("success/rate")
     as_won = [row for row in late if len(won) >= 3 and row["reward"] > 0 and row["reward"] >= 0.9 * np.mean(won)]
     paid = [row for row in as_won if not row["success"]]
     level: Level
@@ -232,7 +232,7 @@ def length_drift(run: RunEvidence) -> list[RunFinding]:
     if change is None or not change.risen or change.last < _LONGER * change.first:
         return []
     pays = _pay_of_length(run)
-    earned = run.figures.change("return/mean", "reward/mean")
+    earned = run.figures.change("return/mean")
     if earned and earned.risen and pays < _MOST:
         return []  # longer, better, and not paid by the token
     why = "longer replies of a group earn more" if pays >= _MOST else "the reward doesn't rise with it"
@@ -390,7 +390,7 @@ def validation_gap(run: RunEvidence) -> list[RunFinding]:
 
 def reward_fell(run: RunEvidence) -> list[RunFinding]:
     """What was earned in the beginning is lost."""
-    change = run.figures.change("return/mean", "reward/mean")
+    change = run.figures.change("return/mean")
     if change is None or not change.fallen or change.first - change.last < _MOST * abs(change.first):
         return []
     text = f"The training reward fell from {as_number(change.first)} to {as_number(change.last)} ({change.where})."

@@ -18,7 +18,7 @@ import pytest
 
 from ajet.cli.main import main
 from ajet.config import Config
-from ajet.observe.diagnosis import EXPLAINS, METRICS, diagnose, in_order
+from ajet.observe.diagnosis import EXPLAINS, diagnose, in_order
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
@@ -42,7 +42,6 @@ def figures(steps: int = 12, **series: Callable[[int], float]) -> Figures:
     columns = {
         name.replace("__", "/"): [value(step) for step in range(steps)] for name, value in (healthy | series).items()
     }
-    assert columns.keys() <= {*METRICS}, "a rule reads what nobody asks for"
     return Figures({"steps": list(range(steps)), "series": columns})
 
 

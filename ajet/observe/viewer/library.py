@@ -136,7 +136,7 @@ class Experiment:
         `problem`: what of the file can't be read."""
         return self._metrics.columns(names)
 
-    def metrics_in(self, reading: Reading, names: Collection[str]) -> dict[str, Any]:
+    def metrics_in(self, reading: Reading, names: Collection[str] | None = None) -> dict[str, Any]:
         """The same, with what can't be read named in `reading`."""
         nothing: dict[str, Any] = {"steps": [], "series": {}, "problem": ""}
         columns = reading.part(lambda: self.metrics(names), nothing)

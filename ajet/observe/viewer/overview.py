@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ajet.observe.diagnosis import METRICS, RULES, in_order
+from ajet.observe.diagnosis import RULES, in_order
 from ajet.observe.episode_codec import conversation, message_text
 from ajet.observe.episode_store import EpisodeStore
-from ajet.observe.progress_state import USED, RunningTotal
+from ajet.observe.progress_state import RunningTotal
 from ajet.observe.run_evidence import ERRORS, Figures, Level, RunFinding, Series, as_number, as_percent
 from ajet.observe.statistics import TaskFilter, task_page
 from ajet.observe.viewer.library import Experiment, Reading
@@ -27,15 +27,7 @@ _PARTS = 10
 _MOST_FAIL = 0.5
 _TASKS = 5
 _EXCERPT = 600
-_VALIDATIONS = ("val/return/mean", "val/reward/mean", "val/success/rate")
-_RETURNS = ("return/mean", "reward/mean", "success/rate")
 _PHASES = ("rollout", "train", "sync", "validate", "checkpoint")
-_NAMES = (
-    *_VALIDATIONS, *_RETURNS, "val/return/std", "val/episode/usable", "val/episode/count", "episode/count",
-    "episode/failed_share", "episode/sampled_tokens_total", "tokens/trained",
-    "credit/groups", "credit/zero_variance_groups", "ledger/captured", "ledger/trained", "ledger/dropped",
-    "outcome/length", "outcome/overflow", "time/step", *(f"time/{phase}" for phase in _PHASES), "user/cost", *USED,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +42,7 @@ class RunVerdict:
 def overview(experiment: Experiment) -> dict[str, Any]:
     """All that the page shows. What can't be read is left out, and named among the findings."""
     reading = Reading()
-    columns = experiment.metrics_in(reading, {*_NAMES, *METRICS})
+    columns = experiment.metrics_in(reading)
     figures = Figures(columns)
     run = experiment.evidence(figures, reading)
     health = in_order([finding for rule in RULES for finding in reading.part(partial(rule, run), list[RunFinding]())])
@@ -85,7 +77,7 @@ def verdict(figures: Figures) -> RunVerdict:
     """Judge by validation where there are two of them or more, else by the training reward."""
     if not figures.any:
         return RunVerdict("quiet", "No step has finished yet", [_remark("The charts begin with the first step.")])
-    validation, training = figures.of(*_VALIDATIONS), figures.of(*_RETURNS)
+    validation, training = figures.of("val/return/mean"), figures.of("return/mean")
     because = [*_of_validation(validation), *_of_training(training, figures), *_of_groups(figures)]
     trained = _trend(training, figures.window)
     failed = figures.lately("episode/failed_share")
@@ -231,14 +223,12 @@ def _last_words(store: EpisodeStore, episode_id: str) -> str:
 def _totals(figures: Figures) -> dict[str, float]:
     """What the run took, as far as it is recorded."""
     played, validated = figures.total("episode/count"), figures.total("val/episode/count")
-    sampled = figures.total("episode/sampled_tokens_total")
     cost, count = figures.of("user/cost"), figures.of("episode/count")
     lately = figures.lately("time/step")
     trained = figures.total("tokens/trained")  # the ledger also counts groups whose rewards are equal
     found = {
         "training_episodes": played,
         "validation_episodes": validated,
-        "sampled_tokens": sampled if sampled is not None else figures.total("ledger/captured"),
         "trained_tokens": trained if trained is not None else figures.total("ledger/trained"),
         "seconds_per_step": lately.mean if lately.steps else None,
         "cost": float((cost.values * count.values).sum()) if cost.steps and cost.steps == count.steps else None,
