@@ -5,10 +5,9 @@ Here is what an algorithm or a proposer of your own needs.
 
 from __future__ import annotations
 
-from ajet.prompt_tuning.budget import BudgetExhausted
 from ajet.prompt_tuning.proposal import Candidate, Kind, Proposer, ProposerError, Reply, Request
 from ajet.prompt_tuning.search import Algorithm, Search, Sizes
-from ajet.prompt_tuning.trial import Purpose, Score, Trial
+from ajet.prompt_tuning.trial import BudgetExhausted, Purpose, Score, Trial
 
 __all__ = [
     "Algorithm",

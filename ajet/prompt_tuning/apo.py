@@ -21,7 +21,8 @@ from itertools import cycle, islice
 
 from ajet.prompt_tuning.proposal import Ask, Candidate, Kind
 from ajet.prompt_tuning.search import Search, Sizes
-from ajet.prompt_tuning.trial import Purpose, common_means, concurrently
+from ajet.prompt_tuning.trial import Purpose, common_means
+from ajet.schema.errors import concurrently
 
 
 @dataclass(frozen=True, slots=True)

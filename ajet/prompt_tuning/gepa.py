@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeVar
 
-from ajet.prompt_tuning.budget import BudgetExhausted
 from ajet.prompt_tuning.proposal import Ask, Candidate, Kind, SearchFailedError, changed
 from ajet.prompt_tuning.search import Search, Sizes
-from ajet.prompt_tuning.trial import Purpose, Trial
+from ajet.prompt_tuning.trial import BudgetExhausted, Purpose, Trial
 from ajet.schema.errors import FRESH, MissingDependencyError
 from ajet.schema.install import install_command
 

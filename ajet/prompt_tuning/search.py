@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from ajet.prompt_tuning.budget import Budget
 from ajet.prompt_tuning.proposal import (
     THINKING,
     Ask,
@@ -29,7 +28,8 @@ from ajet.prompt_tuning.proposal import (
     messages_for,
     read_templates,
 )
-from ajet.prompt_tuning.trial import Purpose, Score, Trial, common_means, concurrently
+from ajet.prompt_tuning.trial import Budget, Purpose, Score, Trial, common_means
+from ajet.schema.errors import concurrently
 from ajet.schema.resources import PromptSet
 
 MANY_DRAWS = 1_000_000

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from itertools import groupby
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
+
+T = TypeVar("T")
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -279,3 +281,16 @@ def error_chain(error: BaseException) -> Iterator[BaseException]:
         waiting += [link.__cause__, link.__context__]
         if isinstance(link, BaseExceptionGroup):
             waiting += link.exceptions
+
+
+async def concurrently(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all, and return the results in order. The first error cancels the rest, and is raised without an exception
+    group."""
+    import asyncio  # `ajet --help` needs none
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ajet.config.root import HelperConfig
 from ajet.schema.chat import Message, plain_text
-from ajet.schema.errors import AjetError, ConfigError, UserError
+from ajet.schema.errors import AjetError, ConfigError, UserError, concurrently
 from ajet.schema.printable import encodable_values
 from ajet.task_judge.helper_answers import SHOWN, AnswerCache, HelperReply, WrongAnswer
 
@@ -428,12 +428,7 @@ class Asker:
                 log.info("%s: %d of %d done, %s", what, done, len(work), self.spent)
             return result
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(coroutine)) for coroutine in work]
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
-        return [task.result() for task in tasks]
+        return await concurrently(one(coroutine) for coroutine in work)
 
     async def vectors(self, texts: Sequence[str]) -> dict[str, list[float]]:
         """Each text's vector, if the helper is an embedding model. Raises HelperError, or HelperBudgetError."""

@@ -12,12 +12,13 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
+from ajet.schema.errors import concurrently
 from ajet.schema.resources import PromptSet, read_prompts
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner.breakpoints import debugging
@@ -27,7 +28,6 @@ from ajet.task_runner.runner import TaskRunner
 if TYPE_CHECKING:
     from ajet.config import Config
 
-T = TypeVar("T")
 OnEpisode = Callable[[Episode], None]
 """Called on the service loop for every episode that ends, including failed and cancelled ones. Must be quick."""
 
@@ -202,11 +202,11 @@ class RolloutPool:
                 )
             )
             seen[task.task_id] += 1
-        return await _all(work)
+        return await concurrently(work)
 
     async def run_episodes(self, tasks: Sequence[Task]) -> list[Episode]:
         """One episode per task, in the order of `tasks`."""
-        return await _all(self.run_episode(task, batch_index=index) for index, task in enumerate(tasks))
+        return await concurrently(self.run_episode(task, batch_index=index) for index, task in enumerate(tasks))
 
     @asynccontextmanager
     async def _slot(self, stop: asyncio.Event) -> AsyncIterator[None]:
@@ -383,17 +383,6 @@ class _Group:
     async def _episode(self, repeat: int) -> Episode:
         place = self.place._asdict()
         return await self.pool.run_episode(self.task, repeat=repeat, stop=self.stop, in_group=True, **place)
-
-
-async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order. An error that ends the run (`UserError`, `LostThreadsError`) cancels the others first, and
-    is raised on its own."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in work]
-    except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 def _rewards_differ(episodes: Sequence[Episode]) -> bool:

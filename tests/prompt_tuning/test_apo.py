@@ -10,9 +10,9 @@ import pytest
 from ajet.prompt_tuning import BudgetExhausted, ProposerError, Purpose, Request, Sizes, Trial
 from ajet.prompt_tuning.apo import APO
 from ajet.prompt_tuning.best_of import BestOf
-from ajet.prompt_tuning.budget import Budget, Limits
 from ajet.prompt_tuning.proposal import Kind, Reply
 from ajet.prompt_tuning.search import Earlier
+from ajet.prompt_tuning.trial import Budget, Limits
 from support.search_worlds import Editor, World, make_search, prompts
 
 SMALL = APO(beam_width=2, branch_factor=3, critique_batch=4, score_batch=6, rounds=3)

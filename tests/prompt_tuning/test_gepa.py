@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ajet.prompt_tuning import BudgetExhausted, Candidate, ProposerError, Purpose, Request, Trial
-from ajet.prompt_tuning.budget import Budget, Limits
 from ajet.prompt_tuning.gepa import GEPA, SearchAdapter
 from ajet.prompt_tuning.proposal import Reply, SearchFailedError
 from ajet.prompt_tuning.search import Earlier
+from ajet.prompt_tuning.trial import Budget, Limits
 from support.search_worlds import Divided, Editor, Notes, World, make_search, prompts
 
 gepa = pytest.importorskip("gepa")

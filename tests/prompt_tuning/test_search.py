@@ -10,7 +10,6 @@ import pytest
 
 from ajet.prompt_tuning import BudgetExhausted, Candidate, Kind, Purpose, Reply, Request, Score, Trial
 from ajet.prompt_tuning.best_of import BestOf
-from ajet.prompt_tuning.budget import Budget, Limits
 from ajet.prompt_tuning.proposal import (
     Ask,
     Checks,
@@ -19,7 +18,7 @@ from ajet.prompt_tuning.proposal import (
     messages_for,
     read_templates,
 )
-from ajet.prompt_tuning.trial import common_means
+from ajet.prompt_tuning.trial import Budget, Limits, common_means
 from ajet.schema.resources import PromptSet, PromptTemplate
 from support.search_worlds import Editor, World, make_search, prompts
 

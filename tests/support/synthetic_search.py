@@ -15,10 +15,9 @@ from ajet.config import Config
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
 from ajet.prompt_tuning.apo import APO
-from ajet.prompt_tuning.budget import Budget, Limits
 from ajet.prompt_tuning.proposal import Candidate, Kind, Reply, Request
 from ajet.prompt_tuning.search import Search
-from ajet.prompt_tuning.trial import Purpose, Trial
+from ajet.prompt_tuning.trial import Budget, Limits, Purpose, Trial
 from ajet.schema.episode import EpisodeStatus, Failure
 from ajet.schema.resources import read_prompts
 from support.synthetic_run import Vocabulary, math_episode, task_of

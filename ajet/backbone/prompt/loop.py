@@ -34,12 +34,11 @@ from ajet.observe.progress import Progress
 from ajet.observe.progress_state import RunningTotal
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.run_files import was_cut_off
-from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Spent
 from ajet.prompt_tuning.proposal import Candidate
 from ajet.prompt_tuning.search import Search, Sizes
-from ajet.prompt_tuning.trial import Purpose, Trial, concurrently
+from ajet.prompt_tuning.trial import Budget, BudgetExhausted, Purpose, Spent, Trial
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
-from ajet.schema.errors import FRESH, ConfigError
+from ajet.schema.errors import FRESH, ConfigError, concurrently
 from ajet.schema.resources import read_prompts
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.config.kinds import PROMPT_OPTIMISERS, PROPOSERS, load
 from ajet.observe.progress import Progress
-from ajet.prompt_tuning.budget import Budget, BudgetExhausted, Limits, Spent
 from ajet.prompt_tuning.proposal import Proposer, ProposerError, Reply, Request
 from ajet.prompt_tuning.search import Algorithm, Sizes
+from ajet.prompt_tuning.trial import Budget, BudgetExhausted, Limits, Spent
 from ajet.schema.errors import AjetError, ConfigError, ImportPathError
 from ajet.schema.resources import read_prompts
 from ajet.schema.task import Task
