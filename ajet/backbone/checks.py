@@ -30,7 +30,7 @@ from ajet.engine.model_source import ModelSource, json_file, known_shapes
 from ajet.schema.errors import ConfigError, FeatureUnavailableError
 from ajet.schema.install import TRAIN, install_command, missing_for_training
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
-from ajet.task_reader.overlap import FILES, overlap_lines
+from ajet.task_reader.quality import FILES, overlap_lines
 
 if TYPE_CHECKING:
     from ajet.config import Config

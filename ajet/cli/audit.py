@@ -126,7 +126,7 @@ class _Audit:
         from ajet.backbone.trainability import LengthLimits, Probed
         from ajet.observe.viewer import answer_names
         from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
-        from ajet.task_reader.overlap import overlap_lines
+        from ajet.task_reader.quality import overlap_lines
 
         rollout = config.ajet.rollout
         if (wrapper := config.ajet.task_runner.wrapper_type) in ELSEWHERE:

@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _check(training: Sequence[Task], validation: Sequence[Task]) -> int:
-    from ajet.task_reader.overlap import SAME, overlap_lines
+    from ajet.task_reader.quality import SAME, overlap_lines
 
     print(f"{'tasks':<18}{len(training):,} to train on, {len(validation):,} to validate on")
     found = list(overlap_lines(training, validation))

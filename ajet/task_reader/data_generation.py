@@ -28,7 +28,7 @@ from ajet.schema.task import Task
 from ajet.task_judge.helper import Asker, HelperModel, HelperRefusalError, UnusableAnswerError
 from ajet.task_judge.helper_answers import NearDuplicates, read_json
 from ajet.task_reader.documents import Chunk, chunks_of, read_documents
-from ajet.task_reader.review import QUESTION, review
+from ajet.task_reader.quality import QUESTION, review
 from ajet.task_reader.task_reader_base import BaseTaskReader, with_unique_ids
 
 log = logging.getLogger("ajet.task_reader")

@@ -15,7 +15,7 @@ from typing import Any
 
 from ajet.schema.errors import MissingDependencyError, TaskDataError
 from ajet.schema.install import install_command
-from ajet.schema.user_code import find_named, looked_in
+from ajet.task_reader.task_reader_base import found_place
 
 log = logging.getLogger("ajet.task_reader")
 
@@ -66,7 +66,7 @@ def read_documents(paths: Sequence[str], base_dirs: Sequence[Path] = ()) -> list
     file."""
     found: list[Document] = []
     for given in paths:
-        path = _there(given, base_dirs)
+        path = found_place(given, base_dirs, KEY)
         if path.is_file():
             found.append(Document(given, _text(path)))
             continue
@@ -127,12 +127,6 @@ def _is_document(file: Path, folder: Path) -> bool:
     if any(part.startswith(HIDDEN) for part in file.relative_to(folder).parts):
         return False
     return file.suffix.lower() in READERS and file.is_file()
-
-
-def _there(given: str, base_dirs: Sequence[Path]) -> Path:
-    if (found := find_named(given, base_dirs)) is not None:
-        return found
-    raise TaskDataError(f"{KEY}: no file or folder {given!r}\n    looked in {looked_in(given, base_dirs)}")
 
 
 def _text(path: Path) -> str:

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -26,7 +27,7 @@ from ajet.schema.chat import plain_text
 from ajet.schema.errors import TaskDataError, UserError, at_user_line
 from ajet.schema.printable import encodable
 from ajet.schema.task import Task
-from ajet.schema.user_code import built, import_class
+from ajet.schema.user_code import built, find_named, import_class, looked_in
 
 log = logging.getLogger("ajet.task_reader")
 
@@ -174,6 +175,13 @@ def require_tasks(tasks: Any, reader: str) -> list[Task]:
                     f"{encodable(text)[:80]!r}"
                 )
     return listed
+
+
+def found_place(given: str, base_dirs: Sequence[Path], key: str) -> Path:
+    """The file or folder that a YAML's `key` names. Raises TaskDataError."""
+    if (found := find_named(given, base_dirs)) is not None:
+        return found
+    raise TaskDataError(f"{key}: no file or folder {given!r}\n    looked in {looked_in(given, base_dirs)}")
 
 
 def build_reader(config: Config) -> BaseTaskReader:

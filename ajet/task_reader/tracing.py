@@ -27,12 +27,11 @@ from ajet.schema.errors import EpisodeFormatError, TaskDataError
 from ajet.schema.files import write_whole
 from ajet.schema.printable import encodable
 from ajet.schema.task import Task
-from ajet.schema.user_code import find_named, looked_in
 from ajet.task_judge.helper import Asker, HelperModel
 from ajet.task_judge.helper_answers import NearDuplicates
 from ajet.task_judge.math_answer_as_judge import last_boxed
-from ajet.task_reader.review import review
-from ajet.task_reader.task_reader_base import BaseTaskReader
+from ajet.task_reader.quality import review
+from ajet.task_reader.task_reader_base import BaseTaskReader, found_place
 
 log = logging.getLogger("ajet.task_reader")
 
@@ -311,7 +310,7 @@ class TracingReader(BaseTaskReader):
         fresh: list[Task] = []
         repeated = 0
         for place in section.base_url:
-            for exchange in exchanges(self._there(place), section.min_reward):
+            for exchange in exchanges(found_place(place, self.config.base_dirs, KEY), section.min_reward):
                 task = _task(exchange)
                 if task.metadata["qa_hash"] in seen or task.main_query in queries:
                     repeated += 1
@@ -361,13 +360,6 @@ class TracingReader(BaseTaskReader):
         for task in known:
             texts.add(task.main_query)
         return [task for task in tasks if texts.add(task.main_query) is None]
-
-    def _there(self, given: str) -> Path:
-        if (found := find_named(given, self.config.base_dirs)) is not None:
-            return found
-        raise TaskDataError(
-            f"{KEY}: no file or folder {given!r}\n    looked in {looked_in(given, self.config.base_dirs)}"
-        )
 
 
 def _task(exchange: Exchange) -> Task:

@@ -12,7 +12,7 @@ from ajet.backbone.checks import read_tasks
 from ajet.cli.main import main
 from ajet.config import load_config
 from ajet.schema.task import Task
-from ajet.task_reader.overlap import overlap
+from ajet.task_reader.quality import overlap
 
 STORY = (
     "A farmer has seventeen sheep and nine goats, and on Monday she sells four of the sheep to her neighbour, who has "
