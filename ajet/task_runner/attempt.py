@@ -243,15 +243,18 @@ class EarlyEnding(NamedTuple):
 
 
 AskEnding = Callable[[bool], Awaitable[EarlyEnding | None]]
-"""Asks how the episode ended once the workflow has raised. The argument: whether its error is `explained`. None: it
-wasn't the model's doing, or the judge isn't wanted."""
+"""`AttemptHandle.ended_early`, for who must wait for the answer."""
 
 
-OpenSession = Callable[[list[str] | None], Awaitable["EpisodeSession"]]
-"""Opens the attempt's session, given the workflow's `trainable_targets`."""
+class AttemptHandle(NamedTuple):
+    """What an `AttemptRunner` is given of an attempt."""
 
-EndedEarly = Callable[[bool], EarlyEnding | None]
-"""How the attempt ended, once its workflow has raised: see `AskEnding`."""
+    workflow_task: WorkflowTask
+    open_session: Callable[[list[str] | None], Awaitable[EpisodeSession]]
+    """Opens the attempt's session, given the workflow's `trainable_targets`."""
+    ended_early: Callable[[bool], EarlyEnding | None]
+    """How the episode ended, once the workflow has raised. The argument: whether its error is `explained`. None: it
+    wasn't the model's doing, or the judge isn't wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,14 +262,12 @@ class WorkflowAttempt:
     """One try at an episode."""
 
     workflow_task: WorkflowTask
-    episode_id: str
-    """Unique to the attempt: a key of an earlier attempt must not open a later one."""
+    """Its `episode_uuid` is unique to the attempt: a key of an earlier attempt must not open a later one."""
     group_id: str = ""
     step: int = 0
     """The training step. Together with the seed, it decides which tokens are sampled."""
     occurrence: int = 0
     """The index of its group among its task's groups in the step."""
-    validation: bool = False
     trainable_targets: tuple[str, ...] = ()
     deadline_s: float | None = None
 
@@ -322,8 +323,6 @@ class AttemptRunner(Protocol):
         """Wait until attempts can begin. Doesn't count as an episode's time. Raises a `UserError`."""
         ...
 
-    def begin(
-        self, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly
-    ) -> RunningAttempt: ...
+    def begin(self, attempt: AttemptHandle) -> RunningAttempt: ...
 
     async def aclose(self) -> None: ...

@@ -30,7 +30,7 @@ from ajet.task_judge.base_judge import (
     Later,
     validate_rewards,
 )
-from ajet.task_runner.attempt import EarlyEnding, EndedEarly, WorkflowResult
+from ajet.task_runner.attempt import AttemptHandle, EarlyEnding, WorkflowResult
 from ajet.task_runner.results import asked_again, called, describe, judge_result
 from ajet.task_runner.thread_control import WorkflowInterrupted
 from ajet.task_runner.threads import EpisodeThreads
@@ -391,18 +391,20 @@ class JudgeHere:
         self._retries = retries
         self._threads = EpisodeThreads()
 
-    async def decide(self, result: WorkflowResult, task: WorkflowTask, ended_early: EndedEarly) -> None:
+    async def decide(self, result: WorkflowResult, attempt: AttemptHandle) -> None:
         """Ask it if the result has no reward, and note what it says."""
         judge = self._judge
         if judge is None or result.failed_in == "isolation":
             return
-        early = None if result.finished else ended_early(result.explained)
+        early = None if result.finished else attempt.ended_early(result.explained)
         output = WorkflowOutput(is_success=result.is_success, metadata=result.metadata, log_metrics=result.log_metrics)
 
         async def ask_ending(explained: bool) -> EarlyEnding | None:
             return early
 
-        thread = self._threads.start(lambda: judge_result(result, judge, task, output, self._retries, ask_ending))
+        thread = self._threads.start(
+            lambda: judge_result(result, judge, attempt.workflow_task, output, self._retries, ask_ending)
+        )
         try:
             await asyncio.wrap_future(thread.result)
         finally:

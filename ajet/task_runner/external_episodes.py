@@ -19,9 +19,8 @@ from ajet.schema.episode import EnvironmentRecord, Episode, EpisodeGroup, Episod
 from ajet.schema.errors import ConfigError, EngineOverloadedError, InvalidRequestError, SessionClosedError
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider, WorkflowResult
+from ajet.task_runner.attempt import AttemptHandle, RunningAttempt, SessionProvider, WorkflowResult
 from ajet.task_runner.endings import JudgeHere, leave_without
-from ajet.task_runner.runner import TaskRunner
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -50,10 +49,9 @@ class ExternalRunner:
     async def ready(self) -> None:
         """Nothing to wait for: a program that begins an episode is ready."""
 
-    def begin(self, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly) -> RunningAttempt:
-        attempt = OutsideAttempt(self, workflow_task, open_session, ended_early)
-        self._attempts[workflow_task.episode_uuid] = attempt
-        return attempt
+    def begin(self, attempt: AttemptHandle) -> RunningAttempt:
+        running = self._attempts[attempt.workflow_task.episode_uuid] = OutsideAttempt(self, attempt)
+        return running
 
     def find(self, episode_id: str) -> OutsideAttempt | None:
         """The attempt of an episode that is not over."""
@@ -75,13 +73,10 @@ class OutsideAttempt:
 
     environment: EnvironmentRecord | None = None
 
-    def __init__(
-        self, runner: ExternalRunner, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly
-    ) -> None:
+    def __init__(self, runner: ExternalRunner, attempt: AttemptHandle) -> None:
         self._runner = runner
-        self._task = workflow_task
-        self._open_session = open_session
-        self._ended_early = ended_early
+        self._attempt = attempt
+        self._episode_id = attempt.workflow_task.episode_uuid
         self._end: asyncio.Future[WorkflowResult] = asyncio.get_running_loop().create_future()
 
     def end(self, result: WorkflowResult) -> bool:
@@ -92,17 +87,17 @@ class OutsideAttempt:
         return True
 
     async def result(self) -> WorkflowResult:
-        session = await self._open_session(None)
-        self._runner.key_of(self._task.episode_uuid).set_result(await self._runner.sessions.access(session))
+        session = await self._attempt.open_session(None)
+        self._runner.key_of(self._episode_id).set_result(await self._runner.sessions.access(session))
         result = await self._end
-        await self._runner.judge.decide(result, self._task, self._ended_early)
+        await self._runner.judge.decide(result, self._attempt)
         return result
 
     async def where(self) -> str:
         return ""
 
     def release(self) -> None:
-        self._runner.forget(self._task.episode_uuid)
+        self._runner.forget(self._episode_id)
 
 
 KEY_VARIABLE = "AJET_SERVICE_KEY"
@@ -133,14 +128,12 @@ class ExternalEpisodes:
     def __init__(
         self,
         config: Config,
-        runner: TaskRunner,
         attempts: ExternalRunner,
         pool: RolloutPool,
         *,
         on_start: Callable[[WorkflowTask], None] | None = None,
     ) -> None:
         self.service_key = service_key()
-        self._runner = runner
         self._attempts = attempts
         self._pool = pool
         self._size = config.ajet.rollout.num_repeat
@@ -289,7 +282,7 @@ class ExternalEpisodes:
         if self._on_start is not None:
             self._on_start(work)
         try:
-            episode = await self._runner.run(work, step=self._step, occurrence=occurrence, stop=self._stop)
+            episode = await self._pool.runner.run(work, step=self._step, occurrence=occurrence, stop=self._stop)
             await self._pool.conclude(episode, self._stop, in_group=True)
             await self._gather(episode)
         except Exception as error:  # noqa: BLE001 - `next_groups` raises it: training waits there

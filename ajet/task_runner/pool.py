@@ -22,7 +22,6 @@ from ajet.schema.errors import concurrently
 from ajet.schema.resources import PromptSet, read_prompts
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner.breakpoints import debugging
-from ajet.task_runner.endings import LateJudge
 from ajet.task_runner.runner import TaskRunner
 
 if TYPE_CHECKING:
@@ -43,11 +42,10 @@ class RolloutPool:
         on_episode: OnEpisode | None = None,
         on_start: Callable[[WorkflowTask], None] | None = None,
         parallel: int | None = None,
-        late_judge: LateJudge | None = None,
     ) -> None:
-        """`parallel` overrides `rollout.max_env_worker`. While debugging, it is 1. `late_judge` is the runner's."""
+        """`parallel` overrides `rollout.max_env_worker`. While debugging, it is 1."""
         self.runner = runner
-        self._late_judge = late_judge
+        self._late_judge = runner.late_judge
         self._rollout = config.ajet.rollout
         self._val_repeat = config.ajet.rollout.val_kwargs.num_repeat
         templates = config.ajet.prompt_tuning.templates
@@ -99,12 +97,7 @@ class RolloutPool:
                 if self._on_start is not None and not stop.is_set():
                     self._on_start(workflow_task)
                 episode = await self.runner.run(
-                    workflow_task,
-                    validation=validation,
-                    group_id=group_id,
-                    step=step,
-                    occurrence=occurrence,
-                    stop=stop,
+                    workflow_task, group_id=group_id, step=step, occurrence=occurrence, stop=stop
                 )
             episode.timings["queue"] = queued_s
             await self.conclude(episode, stop, in_group=in_group)

@@ -40,14 +40,7 @@ from ajet.schema.task import WorkflowTask
 from ajet.schema.user_code import import_class
 from ajet.system.forking import PACKET, WITH_SERVER, ForkingClient, ForkingServer
 from ajet.task_judge.base_judge import JUDGE_KEY, BaseJudge, load_judge
-from ajet.task_runner.attempt import (
-    EarlyEnding,
-    EndedEarly,
-    OpenSession,
-    RunningAttempt,
-    SessionProvider,
-    WorkflowResult,
-)
+from ajet.task_runner.attempt import AttemptHandle, EarlyEnding, RunningAttempt, SessionProvider, WorkflowResult
 from ajet.task_runner.environments import (
     EnvironmentEndings,
     LeasedSandbox,
@@ -239,11 +232,11 @@ class ProcessRunner:
         """The user's code is imported. Raises ImportPathError if it can't be."""
         await self.workers.ready()
 
-    def begin(self, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly) -> RunningAttempt:
+    def begin(self, attempt: AttemptHandle) -> RunningAttempt:
         record = None
         if self._world is not None:
             record = EnvironmentRecord(self._world.source or self._world.url or "")
-        return _AttemptInProcess(self, record, workflow_task, open_session, ended_early)
+        return _AttemptInProcess(self, attempt, record)
 
     def ended(self, record: EnvironmentRecord | None, episode_id: str) -> None:
         """End a worker's environment, unless the worker has said that it did."""
@@ -257,25 +250,16 @@ class ProcessRunner:
 
 
 class _AttemptInProcess:
-    def __init__(
-        self,
-        runner: ProcessRunner,
-        environment: EnvironmentRecord | None,
-        workflow_task: WorkflowTask,
-        open_session: OpenSession,
-        ended_early: EndedEarly,
-    ) -> None:
+    def __init__(self, runner: ProcessRunner, attempt: AttemptHandle, environment: EnvironmentRecord | None) -> None:
         self.environment = environment
         self._runner = runner
-        self._task = workflow_task
-        self._open_session = open_session
-        self._ended_early = ended_early
+        self._attempt = attempt
         self._worker = runner.workers.take()
         self._has_answered = False
 
     async def result(self) -> WorkflowResult:
         try:
-            task = self._task.model_dump_json(exclude={"gym_env"}).encode()
+            task = self._attempt.workflow_task.model_dump_json(exclude={"gym_env"}).encode()
         except ValueError as error:
             failure = Failure("TaskDataError", f"the task can't be sent to a process: {error}")
             return WorkflowResult(failure=failure, failed_in="workflow", bug=True)
@@ -299,9 +283,9 @@ class _AttemptInProcess:
                     phase = "judge"
                 elif "raised" in message:
                     raised = True
-                    writer.write(json.dumps(self._ended_early(bool(message["explained"]))).encode() + b"\n")
+                    writer.write(json.dumps(self._attempt.ended_early(bool(message["explained"]))).encode() + b"\n")
                 else:
-                    key = await self._runner.sessions.access(await self._open_session(message["targets"]))
+                    key = await self._runner.sessions.access(await self._attempt.open_session(message["targets"]))
                     access = {"base_url": key.base_url, "api_key": key.api_key, "control_key": key.control_key}
                     writer.write(json.dumps(access).encode() + b"\n")
         except (ConnectionError, ValueError, TypeError, LookupError, OverflowError, RecursionError, UserError) as error:
@@ -333,7 +317,7 @@ class _AttemptInProcess:
 
     def release(self) -> None:
         self._runner.workers.give_back(self._worker, has_answered=self._has_answered)
-        self._runner.ended(self.environment, self._task.episode_uuid)
+        self._runner.ended(self.environment, self._attempt.workflow_task.episode_uuid)
 
 
 # ------------------------------------------------------------ in the server and its workers

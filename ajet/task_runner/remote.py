@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 from ajet.schema.episode import EnvironmentRecord, Failure
 from ajet.schema.errors import RewardError
 from ajet.schema.printable import is_secret_key, is_secret_variable
-from ajet.schema.task import WorkflowTask
 from ajet.store.context import StoreCaller
 from ajet.store.database_store import memory_store
 from ajet.store.records import Attempt, RolloutConfig, RolloutStatus
@@ -30,7 +29,7 @@ from ajet.store.states import ACTIVE
 from ajet.system.http_messages import PREFIX
 from ajet.system.http_server import tls_context
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_runner.attempt import EndedEarly, OpenSession, RunningAttempt, SessionProvider, WorkflowResult
+from ajet.task_runner.attempt import AttemptHandle, RunningAttempt, SessionProvider, WorkflowResult
 from ajet.task_runner.endings import JudgeHere
 
 if TYPE_CHECKING:
@@ -115,11 +114,11 @@ class RemoteRunner:
         if not (await self.store.query_workers(limit=1)).total:
             log.warning("no runner has connected yet: ajet runner --connect %s --workflow FILE.py->CLASS", self.url)
 
-    def begin(self, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly) -> RunningAttempt:
-        attempt = _RemoteAttempt(self, workflow_task, open_session, ended_early)
-        self._attempts[attempt.ticket] = attempt
+    def begin(self, attempt: AttemptHandle) -> RunningAttempt:
+        running = _RemoteAttempt(self, attempt)
+        self._attempts[running.ticket] = running
         self.unclaimed += 1
-        return attempt
+        return running
 
     def ended(self, attempt: _RemoteAttempt, cancel: str | None) -> None:
         """Forget an attempt. `cancel`: the rollout that nobody wants any more."""
@@ -158,15 +157,11 @@ class RemoteRunner:
 class _RemoteAttempt:
     environment: EnvironmentRecord | None = None
 
-    def __init__(
-        self, runner: RemoteRunner, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly
-    ) -> None:
+    def __init__(self, runner: RemoteRunner, attempt: AttemptHandle) -> None:
         self.ticket = uuid.uuid4().hex
         self.rollout_id: str | None = None
         self._runner = runner
-        self._task = workflow_task
-        self._open_session = open_session
-        self._ended_early = ended_early
+        self._attempt = attempt
         self._access: asyncio.Task[EpisodeKey] | None = None
         self._waits = True
         self._ended = False
@@ -174,7 +169,7 @@ class _RemoteAttempt:
     async def result(self) -> WorkflowResult:
         store = self._runner.store
         rollout = await store.enqueue_one(
-            {"task": self._task.model_dump(mode="json", exclude={"gym_env"}), "ticket": self.ticket},
+            {"task": self._attempt.workflow_task.model_dump(mode="json", exclude={"gym_env"}), "ticket": self.ticket},
             resources_id=self._runner.resources_id,
             config=RolloutConfig(unresponsive_seconds=self._runner.config.ajet.task_runner.remote.lease),
         )
@@ -183,7 +178,7 @@ class _RemoteAttempt:
         self._ended = True
         assert ended.attempt is not None
         result = self._result_of(ended.rollout.status, ended.attempt)
-        await self._runner.judge.decide(result, self._task, self._ended_early)
+        await self._runner.judge.decide(result, self._attempt)
         return result
 
     def _result_of(self, status: RolloutStatus, attempt: Attempt) -> WorkflowResult:
@@ -210,7 +205,7 @@ class _RemoteAttempt:
         return await asyncio.shield(self._access)
 
     async def _opened(self, targets: list[str] | None) -> EpisodeKey:
-        return await self._runner.sessions.access(await self._open_session(targets))
+        return await self._runner.sessions.access(await self._attempt.open_session(targets))
 
     async def where(self) -> str:
         return ""

@@ -18,6 +18,7 @@ from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Failure, Ledge
 from ajet.schema.errors import LostThreadsError, RewardError, SessionClosedError, UserError
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_runner.attempt import (
+    AttemptHandle,
     AttemptRunner,
     EarlyEnding,
     RunningAttempt,
@@ -59,7 +60,6 @@ class TaskRunner:
         self,
         workflow_task: WorkflowTask,
         *,
-        validation: bool = False,
         group_id: str = "",
         step: int = 0,
         occurrence: int = 0,
@@ -69,17 +69,19 @@ class TaskRunner:
 
         `rollout.episode_timeout` applies to each attempt. Setting `stop` ends the episode as `cancelled`.
         """
+        stop = stop or asyncio.Event()
         base_id = workflow_task.episode_uuid or uuid.uuid4().hex
         for number in range(1, self._retries + 2):
             episode_id = base_id if number == 1 else f"{base_id}.{number}"
             await _ready(self.attempts, stop)
             task = workflow_task.model_copy(update={"episode_uuid": episode_id, "task": _own(workflow_task.task)})
-            attempt = WorkflowAttempt(task, episode_id, group_id, step, occurrence, validation)
+            attempt = WorkflowAttempt(task, group_id, step, occurrence)
             episode, ending = await _AttemptRun(self, attempt, stop).run()
             episode.attempts = number
-            if not ending.retry or number > self._retries or (stop is not None and stop.is_set()):
+            if not ending.retry or number > self._retries or stop.is_set():
                 break
-            log.warning("episode %s: %s; running it again", episode_id, _in_short(ending.failure))
+            why = "no reason given" if ending.failure is None else ending.failure.in_short
+            log.warning("episode %s: %s; running it again", episode_id, why)
         return episode
 
     def note_unjudged(self, failure: Failure) -> None:
@@ -97,11 +99,6 @@ class TaskRunner:
             "are dropped" if otherwise is None else f"get the reward {otherwise:g}",
         )
 
-    def judge_later(self, episode: Episode, workflow_task: WorkflowTask, result: WorkflowResult) -> None:
-        """Its reward is missing until the late judge has given one."""
-        assert self.late_judge is not None, "a judge returned Later, and there is nobody to ask later"
-        self.late_judge.expect(episode, workflow_task, result)
-
     @property
     def timeout_s(self) -> float | None:
         """The time limit of an attempt; None while debugging."""
@@ -111,7 +108,7 @@ class TaskRunner:
 class _AttemptRun:
     """One attempt, running."""
 
-    def __init__(self, runner: TaskRunner, attempt: WorkflowAttempt, stop: asyncio.Event | None) -> None:
+    def __init__(self, runner: TaskRunner, attempt: WorkflowAttempt, stop: asyncio.Event) -> None:
         self._runner = runner
         self._attempt = attempt
         self._stop = stop
@@ -127,10 +124,11 @@ class _AttemptRun:
 
     async def run(self) -> tuple[Episode, Ending]:
         rules = self._runner.rules
-        if self._stop is not None and self._stop.is_set():
+        if self._stop.is_set():
             ending = ending_of(AttemptFacts(Stop.CANCELLED), rules)
             return self._episode(ending, None), ending
-        running = self._runner.attempts.begin(self._attempt.workflow_task, self._open_session, self._ended_early)
+        handle = AttemptHandle(self._attempt.workflow_task, self._open_session, self._ended_early)
+        running = self._runner.attempts.begin(handle)
         self._running = running
         try:
             facts = await self._wait(running)
@@ -151,7 +149,8 @@ class _AttemptRun:
         ending = ending_of(facts, rules)
         episode = self._episode(ending, facts.result)
         if ending.later and episode.usable and facts.result is not None:
-            self._runner.judge_later(episode, self._attempt.workflow_task, facts.result)
+            assert self._runner.late_judge is not None, "a judge returned Later, and there is nobody to ask later"
+            self._runner.late_judge.expect(episode, self._attempt.workflow_task, facts.result)
         return episode, ending
 
     def _ended_early(self, explained: bool) -> EarlyEnding | None:
@@ -178,16 +177,14 @@ class _AttemptRun:
 
     async def _wait(self, running: RunningAttempt) -> AttemptFacts:
         result = asyncio.create_task(running.result())
-        waiters: set[asyncio.Task[Any]] = {result}
-        if self._stop is not None:
-            waiters.add(asyncio.create_task(self._stop.wait()))
+        waiters: set[asyncio.Task[Any]] = {result, asyncio.create_task(self._stop.wait())}
         try:
             await asyncio.wait(waiters, timeout=self._left(), return_when=asyncio.FIRST_COMPLETED)
             if debugging():  # `breakpoint()` may have stopped meanwhile: the user has all the time in the world
                 await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
             if result.done():
                 return AttemptFacts(Stop.RETURNED, _returned(result))
-            if self._stop is not None and self._stop.is_set():
+            if self._stop.is_set():
                 return AttemptFacts(Stop.CANCELLED)
             assert self._timeout_s is not None
             return AttemptFacts(Stop.DEADLINE, where=await running.where(), timeout_s=self._timeout_s)
@@ -202,7 +199,7 @@ class _AttemptRun:
         return max(0.0, self._started + self._timeout_s - time.monotonic())
 
     def _closed_because(self) -> SessionClosedError:
-        return SessionClosedError(f"episode {self._attempt.episode_id} is over: it takes no more model calls")
+        return SessionClosedError(f"episode {self._task.episode_uuid} is over: it takes no more model calls")
 
     def _episode(self, ending: Ending, result: WorkflowResult | None) -> Episode:
         result = result or WorkflowResult()
@@ -217,7 +214,7 @@ class _AttemptRun:
         task = self._task
         whole = calls.reward is not None and not ending.by_rule  # a number of `failure_reward` has no parts
         return Episode(
-            episode_id=self._attempt.episode_id,
+            episode_id=self._task.episode_uuid,
             task_id=task.task_id,
             status=ending.status,
             tree=calls.tree,
@@ -304,14 +301,11 @@ def _copied(value: Any) -> Any:
     return [_copied(each) for each in value] if type(value) is list else value
 
 
-async def _ready(attempts: AttemptRunner, stop: asyncio.Event | None) -> None:
+async def _ready(attempts: AttemptRunner, stop: asyncio.Event) -> None:
     """Wait until an attempt can begin, or until nobody wants it any more. Raises a `UserError`.
 
     The caller goes on in the same turn of the loop: whoever else waits sees that this one has begun.
     """
-    if stop is None:
-        await attempts.ready()
-        return
     ended = False
 
     def end(_: asyncio.Task[Any]) -> None:
@@ -329,7 +323,3 @@ async def _ready(attempts: AttemptRunner, stop: asyncio.Event | None) -> None:
     finally:
         ended = True
         stopped.cancel()
-
-
-def _in_short(failure: Failure | None) -> str:
-    return f"{failure.kind}: {failure.message}" if failure else "no reason given"

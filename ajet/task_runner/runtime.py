@@ -217,14 +217,14 @@ class Runtime:
         task = attempt.workflow_task
         settings = SessionSettings.from_config(
             self.config,
-            validation=attempt.validation,
+            validation=task.validation,
             trainable_targets=attempt.trainable_targets,
             step=attempt.step,
             task=task.task_id,
             occurrence=attempt.occurrence,
             repeat=task.task_thread_index,
         )
-        return model.open_session(attempt.episode_id, settings, self._limits, attempt.deadline_s)
+        return model.open_session(task.episode_uuid, settings, self._limits, attempt.deadline_s)
 
     def check_engine(self) -> None:
         """Raise why the engine will never be ready, if it won't."""
@@ -279,9 +279,7 @@ class Runtime:
         self._prepared(self._judge)
         self.pool = self._make_pool()
         if isinstance(self.attempts, ExternalRunner):  # from now on, external programs may begin episodes
-            self.external = ExternalEpisodes(
-                self.config, self.pool.runner, self.attempts, self.pool, on_start=self._on_start
-            )
+            self.external = ExternalEpisodes(self.config, self.attempts, self.pool, on_start=self._on_start)
             self.gateway.external = self.external
             # not earlier: a program that is waiting for us would be told that there is no such path
             self.run(self.gateway.start())
@@ -314,14 +312,12 @@ class Runtime:
 
     def _make_pool(self) -> RolloutPool:
         parallel = self._parallel or self.config.ajet.rollout.max_env_worker
-        late_judge = self._late_judge()
         return RolloutPool(
-            TaskRunner(self, self.attempts, late_judge),
+            TaskRunner(self, self.attempts, self._late_judge()),
             self.config,
             on_episode=self._on_episode,
             on_start=self._on_start,
             parallel=parallel,
-            late_judge=late_judge,
         )
 
     def _watch_engine(self, loaded: Future[Model]) -> None:

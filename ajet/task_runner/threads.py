@@ -26,16 +26,8 @@ from ajet.environment.sandboxes import SandboxSettings
 from ajet.observe.logs import TRACEBACK
 from ajet.schema.episode import EnvironmentRecord
 from ajet.schema.errors import LostThreadsError, UserError, WorkflowFault, at_user_line, condensed
-from ajet.schema.task import WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_runner.attempt import (
-    EarlyEnding,
-    EndedEarly,
-    OpenSession,
-    RunningAttempt,
-    SessionProvider,
-    WorkflowResult,
-)
+from ajet.task_runner.attempt import AttemptHandle, EarlyEnding, RunningAttempt, SessionProvider, WorkflowResult
 from ajet.task_runner.environments import EnvironmentEndings, LeasedSandbox
 from ajet.task_runner.results import run_workflow
 from ajet.task_runner.thread_control import (
@@ -87,23 +79,23 @@ class ThreadRunner:
         self.threads = threads
         self._environments = environments
         self._sandboxes = sandboxes
-        self._endings = EnvironmentEndings()
+        self.endings = EnvironmentEndings()
         self._workflow_class = workflow_class
         self._judge = judge
         self._sessions = sessions
 
-    def begin(self, workflow_task: WorkflowTask, open_session: OpenSession, ended_early: EndedEarly) -> RunningAttempt:
-        sessions = self._sessions
+    def begin(self, attempt: AttemptHandle) -> RunningAttempt:
+        sessions, workflow_task = self._sessions, attempt.workflow_task
 
         async def on_service_loop(targets: list[str] | None) -> AjetTuner:
-            return sessions.tuner(await open_session(targets))
+            return sessions.tuner(await attempt.open_session(targets))
 
         async def open_tuner(targets: list[str] | None) -> AjetTuner:
             opening = asyncio.run_coroutine_threadsafe(on_service_loop(targets), sessions.loop)
             return await asyncio.wrap_future(opening)
 
         async def early_ending(explained: bool) -> EarlyEnding | None:
-            return ended_early(explained)
+            return attempt.ended_early(explained)
 
         async def ask_ending(explained: bool) -> EarlyEnding | None:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(early_ending(explained), sessions.loop))
@@ -125,30 +117,28 @@ class ThreadRunner:
                 sandbox=sandbox,
             )
         )
-        return _AttemptInThread(thread, self.threads, environment, sandbox, self._endings)
+        return _AttemptInThread(self, thread, environment, sandbox)
 
     async def ready(self) -> None:
         """Threads need no preparation."""
 
     async def aclose(self) -> None:
         """Interrupt threads that are still running although their episodes have ended."""
-        await asyncio.gather(self.threads.interrupt_all(), self._endings.wait())
+        await asyncio.gather(self.threads.interrupt_all(), self.endings.wait())
 
 
 class _AttemptInThread:
     def __init__(
         self,
+        runner: ThreadRunner,
         thread: EpisodeThread[WorkflowResult],
-        threads: EpisodeThreads,
         leased: LeasedEnvironment | None,
         sandbox: LeasedSandbox | None,
-        endings: EnvironmentEndings,
     ) -> None:
+        self._runner = runner
         self._thread = thread
-        self._threads = threads
         self._leased = leased
         self._sandbox = sandbox
-        self._endings = endings
 
     @property
     def environment(self) -> EnvironmentRecord | None:
@@ -161,12 +151,13 @@ class _AttemptInThread:
         return self._thread.stack()
 
     def release(self) -> None:
-        self._threads.process_state.restore(self._thread.name)
-        if self._leased is not None and not self._thread.result.done():
-            self._endings.end(self._leased.close)  # its own thread may hang
-        if self._sandbox is not None and not self._thread.result.done():
-            self._endings.end(self._sandbox.kill)
-        self._threads.release(self._thread)
+        runner, is_running = self._runner, not self._thread.result.done()
+        runner.threads.process_state.restore(self._thread.name)
+        if self._leased is not None and is_running:
+            runner.endings.end(self._leased.close)  # its own thread may hang
+        if self._sandbox is not None and is_running:
+            runner.endings.end(self._sandbox.kill)
+        runner.threads.release(self._thread)
 
 
 class EpisodeThread(Generic[T]):

@@ -145,7 +145,7 @@ class SmallProvider:
 
     async def open_session(self, attempt: WorkflowAttempt) -> EpisodeSession:
         session = EpisodeSession(
-            episode_id=attempt.episode_id,
+            episode_id=attempt.workflow_task.episode_uuid,
             tracker=SmallTracker(self._max_model_len),
             renderer=CharRenderer(),
             engine=self.engine,

@@ -29,6 +29,7 @@ from ajet.store.database_store import memory_store
 from ajet.store.requests import Role, StoreError
 from ajet.store.server import StoreServer, issue
 from ajet.task_judge.base_judge import load_judge
+from ajet.task_runner.attempt import AttemptHandle
 from ajet.task_runner.remote import KEY_VARIABLE, RemoteRunner, _without_keys
 from ajet.task_runner.runner import TaskRunner
 from support.ports import free_port
@@ -299,7 +300,7 @@ def test_a_runner_that_asks_for_access_again_gets_it() -> None:
 
         sessions.access = access  # type: ignore[method-assign]
         runner = RemoteRunner(sessions.config, sessions, None)
-        attempt: Any = runner.begin(WorkflowTask(task=Task()), open_session, lambda _: None)
+        attempt: Any = runner.begin(AttemptHandle(WorkflowTask(task=Task()), open_session, lambda _: None))
         first = asyncio.create_task(attempt.access(None))
         await asyncio.sleep(0.01)
         first.cancel()

@@ -200,10 +200,10 @@ def test_the_targets_that_train_reach_the_session() -> None:
 
     async def main() -> tuple[str, ...]:
         runner = runner_of(Two)
-        await runner.run(TASK, step=7, validation=True)
+        await runner.run(TASK, step=7)
         assert isinstance(runner.sessions, SmallProvider)
         (attempt,) = runner.sessions.attempts
-        assert (attempt.step, attempt.validation) == (7, True)
+        assert attempt.step == 7
         return attempt.trainable_targets
 
     assert asyncio.run(main()) == ("solver",)

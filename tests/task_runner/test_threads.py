@@ -18,7 +18,6 @@ from ajet.observe.logs import TRACEBACK
 from ajet.schema.errors import UserError
 from ajet.schema.user_code import load_symbol
 from ajet.task_runner.attempt import WorkflowResult
-from ajet.task_runner.environments import EnvironmentEndings
 from ajet.task_runner.thread_control import WorkflowInterrupted, drop_complaints, new_loop
 from ajet.task_runner.threads import EpisodeThread, EpisodeThreads, _AttemptInThread
 
@@ -86,7 +85,8 @@ def test_a_thread_that_fails_after_its_episode_was_stopped_is_no_complaint(caplo
             raise KeyError("late")
 
         thread = threads.start(fail)
-        waiting = asyncio.create_task(_AttemptInThread(thread, threads, None, None, EnvironmentEndings()).result())
+        runner: Any = None  # it is told of the attempt's end alone
+        waiting = asyncio.create_task(_AttemptInThread(runner, thread, None, None).result())
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])

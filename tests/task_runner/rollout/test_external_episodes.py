@@ -73,8 +73,8 @@ def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, judge: type[BaseJudge] |
         late = LateJudge(lambda: judging, EpisodeThreads(), timeout_s=30, retries=0)
         runner = TaskRunner(sessions, attempts, late)
         ended: list[Episode] = []
-        pool = RolloutPool(runner, config, on_episode=ended.append, late_judge=late)
-        external = ExternalEpisodes(config, runner, attempts, pool)
+        pool = RolloutPool(runner, config, on_episode=ended.append)
+        external = ExternalEpisodes(config, attempts, pool)
         gateway.external = external
         service = Service(gateway.base_url, external, ended)
         try:

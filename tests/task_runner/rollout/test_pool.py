@@ -32,6 +32,7 @@ class ScriptedRunner:
     """Stands for the task runner: attempts take the time and get the reward that a script says."""
 
     script: Script
+    late_judge: None = None
     running: int = 0
     peak: int = 0
     seen: list[WorkflowTask] = field(default_factory=list)
@@ -41,7 +42,6 @@ class ScriptedRunner:
         self,
         workflow_task: WorkflowTask,
         *,
-        validation: bool,
         group_id: str,
         step: int,
         occurrence: int,
