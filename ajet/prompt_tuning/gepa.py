@@ -61,7 +61,6 @@ class GEPA:
             raise adapter.ending
 
     def options(self, search: Search, adapter: SearchAdapter) -> dict[str, Any]:
-        """The arguments of `gepa.optimize`."""
         return {
             "seed_candidate": search.start.texts,
             "trainset": list(search.search_tasks),
@@ -142,7 +141,6 @@ class SearchAdapter:
     # ------------------------------------------------------------ gepa's stopper and callbacks
 
     def __call__(self, gepa_state: Any) -> bool:
-        """Whether the package should stop."""
         if self.ending is not None:
             return True
         return not self._recorded and not self._search.more_rounds
@@ -224,7 +222,6 @@ class SearchAdapter:
         return [value for value in values if value is not None]
 
     def _next(self, kind: str) -> Any:
-        """The next recorded answer."""
         if not self._answers or kind not in self._answers[0]:
             self.ending = SearchFailedError(
                 "the recorded search can't be repeated: another version of the gepa package, or a changed history, "

@@ -53,11 +53,9 @@ class Candidate:
 
     @property
     def texts(self) -> dict[str, str]:
-        """The templates' texts by name."""
         return {name: one.template for name, one in self.prompts.templates.items()}
 
     def to_record(self) -> dict[str, Any]:
-        """As plain data."""
         templates = {name: {"text": one.template, "engine": one.engine} for name, one in self.prompts.templates.items()}
         return {
             "id": self.id,
@@ -180,7 +178,6 @@ class Ask:
     names: tuple[str, ...]
     """The templates that may change."""
     trials: tuple[Trial, ...] = ()
-    """The trials to read."""
     feedback: str = ""
     """With `edit`: the critique to address."""
     source: tuple[Trial, ...] = ()
@@ -269,7 +266,6 @@ TRIAL_LENGTH = 8_000
 
 
 def messages_for(ask: Ask) -> list[Message]:
-    """The request as chat messages."""
     asked = {
         Kind.CRITIQUE: _critique,
         Kind.EDIT: _edit,
@@ -352,7 +348,6 @@ def _trials(ask: Ask) -> list[str]:
 
 
 def describe(trial: Trial, number: int = 1) -> str:
-    """Format a trial for a proposer."""
     reward = "none" if trial.reward is None else f"{trial.reward:g}"
     lines = [f'<episode number="{number}" reward="{reward}">']
     if trial.query:

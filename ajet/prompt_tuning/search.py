@@ -122,7 +122,6 @@ class Search:
         self.states = list(earlier.states)
         """What was passed to `end_round`, round by round, before and after a resume."""
         self.trials: list[Trial] = []
-        """The trials of this round."""
         self._evaluate, self._proposer, self._journal = evaluate, proposer, journal
         self._tune, self._checks, self._retries = tune, Checks(start), retries
         self._on_round = on_round
@@ -130,7 +129,6 @@ class Search:
         self._validations = {score.candidate: score for score in earlier.scores}
         self._asked = self._failed = self._barren = 0
         self.why_refused = ""
-        """The reason of the last refusal."""
         self.ended_because = ""
         """Why no further round may begin although there could be more; empty if nothing speaks against it."""
         self._looked = bool(earlier.candidates)
@@ -141,7 +139,6 @@ class Search:
 
     @property
     def start(self) -> Candidate:
-        """The templates as they were given."""
         return self.candidates["c0"]
 
     @property
@@ -254,7 +251,6 @@ class Search:
         return None if known is None else known.mean
 
     def validation_of(self, candidate: Candidate) -> Score | None:
-        """Its validation, if it had one."""
         return self._validations.get(candidate.id)
 
     def _count(self, trials: Sequence[Trial]) -> None:

@@ -20,8 +20,6 @@ from ajet.schema.errors import AjetError
 
 
 class Purpose(StrEnum):
-    """The purpose of episodes."""
-
     SEARCH = "search"
     """Their transcripts and feedback are read, to write proposals."""
     BATCH = "batch"
@@ -48,11 +46,9 @@ class Trial:
     feedback: str = ""
     """Messages of the judge, the workflow and failures."""
     query: str = ""
-    """The task's main query."""
     conversations: tuple[list[Message], ...] = ()
     """The messages of the model calls, one list for each conversation: of a `search` trial, which is read."""
     episodes: tuple[str, ...] = ()
-    """Episode ids."""
     tokens: tuple[int, int] = (0, 0)
     """Prompt and sampled tokens of all its model calls."""
     prompts_used: frozenset[str] | None = None
@@ -76,7 +72,6 @@ class Trial:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Trial:
-        """Read a trial from the history."""
         return cls(
             task_id=str(record["task"]),
             reward=record["reward"],
@@ -92,7 +87,6 @@ class Score:
     """One candidate's trials, in the order of the tasks."""
 
     candidate: str
-    """Its id."""
     purpose: Purpose
     trials: tuple[Trial, ...] = field(default_factory=tuple)
 
@@ -143,8 +137,6 @@ class Limits:
 
 @dataclass(slots=True)
 class Spent:
-    """The expenses, by kind."""
-
     episodes: int = 0
     prompt_tokens: int = 0
     sampled_tokens: int = 0
@@ -190,19 +182,16 @@ class Budget:
 
     @property
     def spent(self) -> Spent:
-        """What was spent until now."""
         self._spent.seconds = self._clock() - self._began
         return self._spent
 
     def add_episodes(self, count: int, prompt_tokens: int, sampled_tokens: int) -> None:
-        """Record episodes that have ended."""
         self._spent.episodes += count
         self._spent.prompt_tokens += prompt_tokens
         self._spent.sampled_tokens += sampled_tokens
         self._spent.money += _cost(self._prices, prompt_tokens, sampled_tokens)
 
     def add_question(self, prompt_tokens: int, sampled_tokens: int) -> None:
-        """Record a question that the proposer has answered."""
         self._spent.questions += 1
         self._spent.proposer_prompt_tokens += prompt_tokens
         self._spent.proposer_sampled_tokens += sampled_tokens

@@ -85,8 +85,6 @@ class BaseJudge:
 
 
 class JudgedCall(NamedTuple):
-    """One model call of an episode."""
-
     agent: str
     messages: list[Message]
     """The messages it added to the call that it continues; all of its messages if it continues none."""
@@ -168,7 +166,6 @@ def scored_by(config: Config) -> str:
 
 
 def build_judge(kind: str, config: Config, base_dirs: Sequence[Path]) -> BaseJudge:
-    """Build one of the built-in judges."""
     judge_class = load(JUDGES, kind)
     built = judge_class(config, base_dirs) if kind == "composite" else judge_class(config)
     assert isinstance(built, BaseJudge)
@@ -176,7 +173,6 @@ def build_judge(kind: str, config: Config, base_dirs: Sequence[Path]) -> BaseJud
 
 
 def import_judge(text: str, config: Config, base_dirs: Sequence[Path], key: str) -> BaseJudge:
-    """Build a judge named as `module->Class` or `path.py->Class`."""
     judge_class = import_class(text, BaseJudge, key=key, base_dirs=base_dirs)
     check_method(judge_class, BaseJudge, "def compute_reward(self, workflow_task, workflow_output)", key)
     return built(judge_class, key, "config", config)

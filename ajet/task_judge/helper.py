@@ -104,7 +104,6 @@ class HelperBudget:
             self.calls += 1
 
     def add_usage(self, input_tokens: int, output_tokens: int = 0) -> None:
-        """Count the tokens of a finished call."""
         with self._lock:
             self.input_tokens += input_tokens
             self.output_tokens += output_tokens
@@ -143,7 +142,6 @@ class HelperModel:
         self.model = model
         self.timeout_s = timeout_s
         self.budget = budget or HelperBudget()
-        """Its limits, and what has been spent so far."""
         self._base_url = base_url
         self._api_key = api_key
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -46,7 +46,6 @@ class AnswerCache:
         return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
 
     def get(self, key: str) -> str | None:
-        """The cached answer to a question, or None."""
         if self._connection is None and not self.path.exists():
             return None
         with self._opened() as connection:
@@ -54,7 +53,6 @@ class AnswerCache:
         return None if row is None else str(row[0])
 
     def put(self, key: str, text: str) -> None:
-        """Store an answer."""
         text = text.encode("utf-8", "replace").decode("utf-8")
         with self._opened() as connection, connection:
             connection.execute("INSERT OR REPLACE INTO answer VALUES (?, ?, ?)", (key, text, time.time()))
@@ -87,7 +85,6 @@ WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W\d_]+|\d+(?:[.,]\d+)*")
 
 
 Embed = Callable[[Sequence[str]], Awaitable[Mapping[str, Sequence[float]]]]
-"""Gives each text its vector."""
 
 
 class NearDuplicates:
@@ -171,8 +168,6 @@ START = re.compile(r"[{\[]")
 
 
 class HelperReply(NamedTuple):
-    """A helper model's reply."""
-
     text: str
     is_cut_off: bool
     """By the limit of tokens."""

@@ -128,8 +128,6 @@ def _last_user_message(messages: list[dict[str, Any]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The scores that a grader may give."""
-
     low: float
     high: float
     normalise: bool = False
@@ -145,8 +143,6 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A grader's result for one answer."""
-
     score: float
     votes: list[float]
     reasons: list[str]
@@ -169,7 +165,6 @@ class Grader:
     max_tokens: int = 1024
 
     async def score(self, values: Mapping[str, str]) -> Grade:
-        """Grade one answer."""
         low, high = self.scale.low, self.scale.high
         schema = _object("score", {"type": "number", "minimum": low, "maximum": high})
         question = self.pointwise.fill(values)
@@ -305,7 +300,6 @@ class ModelJudge(GroupJudge):
         return await environment_later(workflow_task, asked="environment" in asked.names)
 
     async def grader(self) -> Grader:
-        """What grades."""
         return self._grader
 
     async def compute_group_rewards(self, episodes: Sequence[JudgedEpisode]) -> list[Judgement]:

@@ -34,8 +34,6 @@ USUAL = {"query": "{query}", "response": "{answer}", "reference_response": "{ref
 
 
 class OpenJudgeHost(InterpreterHost):
-    """A process of an interpreter that has py-openjudge."""
-
     package = "openjudge"
     fault = JudgeFault
     gone = JudgeFault

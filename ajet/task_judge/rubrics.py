@@ -43,8 +43,6 @@ class RubricsError(UserError):
 
 @dataclass(slots=True)
 class Rubrics:
-    """The rubrics of one grader."""
-
     texts: list[str]
     name: str = "rubrics"
     mode: str = "pointwise"
@@ -53,11 +51,9 @@ class Rubrics:
     """How they were written, and how well grading by them agrees with the examples."""
 
     def as_text(self) -> str:
-        """A numbered list, for a prompt."""
         return "\n".join(f"{number}. {text}" for number, text in enumerate(self.texts, start=1))
 
     def save(self, path: Path) -> None:
-        """Write the file atomically."""
         import yaml
 
         record = {"name": self.name, "mode": self.mode, "model": self.model, "about": self.about, "rubrics": self.texts}
@@ -106,7 +102,6 @@ class Example:
 
 
 def read_examples(path: Path, section: RubricsConfig) -> list[Example]:
-    """The graded examples of a JSON Lines file."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -377,7 +372,6 @@ class RubricsJudge(ModelJudge):
         return self.grader_by(self.rubrics)
 
     def grader_by(self, rubrics: Rubrics) -> Grader:
-        """A grader that uses these rubrics."""
         text = rubrics.as_text().replace("{", "{ ")
         pointwise, listwise = (
             Template(template.text.replace("{rubrics}", text), template.key, more=("answers",))

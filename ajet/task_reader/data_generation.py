@@ -100,8 +100,6 @@ class Written:
 
 
 class TaskWriter:
-    """Writes the tasks of one run."""
-
     def __init__(self, asker: Asker, reader: TaskReaderConfig, embedder: Asker | None) -> None:
         self._embed = None if embedder is None else embedder.vectors
         self._asker, self._seed, self._section = asker, reader.seed, reader.data_generation
@@ -222,7 +220,6 @@ class TaskWriter:
             return None
 
     def _why(self) -> str:
-        """What was left out."""
         counted = ", ".join(f"{count} {what}" for what, count in self._left_out.items() if count)
         return f"{counted or 'nothing'}{self._last_refusal}"
 

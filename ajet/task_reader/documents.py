@@ -44,8 +44,6 @@ HIDDEN = (".", "~$")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The text of one file."""
-
     source: str
     text: str
 
@@ -172,8 +170,6 @@ def _declared_encoding(page: bytes) -> str:
 
 
 class _Text(HTMLParser):
-    """Collects the visible text of a page."""
-
     def __init__(self) -> None:
         super().__init__()
         self.parts: list[str] = []

@@ -45,8 +45,6 @@ _MB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
 
 class _Recipe(NamedTuple):
-    """What a Dockerfile does."""
-
     workdir: str | None
     copies: bool
     """It copies its folder into the working directory."""
@@ -137,11 +135,9 @@ class _Toml:
                 yield key
 
     def error(self, key: str, expected: str) -> TaskDataError:
-        """What is wrong with a key."""
         return TaskDataError(f"{self.file}: {key}: expected {expected}, not {self._values[key]!r:.100}")
 
     def text(self, key: str) -> str | None:
-        """A text, if it is there."""
         value = self._values.get(key)
         if value is not None and (not isinstance(value, str) or not value):
             raise self.error(key, "a text")
@@ -167,7 +163,6 @@ class _Toml:
         return math.ceil(float(match[1]) * _MB[match[2].upper()])
 
     def variables(self, key: str) -> dict[str, str]:
-        """Variables by name."""
         value = self._values.get(key, {})
         if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
             raise self.error(key, "a table of texts")

@@ -255,7 +255,6 @@ class TaskStream:
             yield self.next_batch()
 
     def next_batch(self) -> list[Task]:
-        """The next `batch_size` tasks."""
         batch = [self.task_at(self.position + offset) for offset in range(self.batch_size)]
         self.position += self.batch_size
         return batch
@@ -266,11 +265,9 @@ class TaskStream:
         return self.position / len(self.tasks)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a checkpoint stores."""
         return {"position": self.position, "seed": self.seed, "tasks": self._fingerprint()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where another stream stopped."""
         if state["tasks"] != self._fingerprint() or state["seed"] != self.seed:
             log.warning(
                 "the training tasks or ajet.task_reader.seed changed since the checkpoint: the task order is new"
@@ -310,7 +307,6 @@ class Curriculum(TaskStream):
         """By task id: successes and tries. Both decay by the factor `memory` whenever new ones are added."""
 
     def note(self, task_id: str, successes: int, tries: int) -> None:
-        """Record the results of a task's episodes."""
         if tries:
             earlier, tried = self._record.get(task_id, (0.0, 0.0))
             self._record[task_id] = (self.memory * earlier + successes, self.memory * tried + tries)
@@ -343,7 +339,6 @@ class Curriculum(TaskStream):
         return batch
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the run's progress on its tasks."""
         known = [rate for task in self.tasks if (rate := self.solve_rate(task.task_id)) is not None]
         count = len(self.tasks)
         return {

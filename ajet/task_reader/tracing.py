@@ -53,7 +53,6 @@ class Exchange(NamedTuple):
 
 
 def exchanges(path: Path, min_reward: float | None = None) -> Iterator[Exchange]:
-    """The exchanges in a file, or in all files of a folder."""
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in (*SQLITE, *JSON)]
         if not files:

@@ -64,7 +64,6 @@ AGENT_NO_REWARD = (
 
 
 def build_agent(config: Config, base_dirs: Sequence[Path] = ()) -> Agent:
-    """The agent of `rollout.agent`."""
     settings = config.ajet.rollout.agent
     assert settings is not None
     given = {
@@ -89,7 +88,6 @@ def build_agent(config: Config, base_dirs: Sequence[Path] = ()) -> Agent:
 
 
 def workflow_of(built: Agent | CliAgent) -> type[Workflow]:
-    """The workflow that runs this agent, or this program."""
     base, name = (CliWorkflow, "CliWorkflow") if isinstance(built, CliAgent) else (AgentWorkflow, type(built).__name__)
     return type(name, (base,), {"agent": built, "__module__": __name__})
 
@@ -188,7 +186,6 @@ OPTIONS = ("max_output_mb", "result_as", "test_command", "test_seconds")
 
 
 def build_cli_agent(config: Config, base_dirs: Sequence[Path] = ()) -> CliAgent:
-    """The program of `rollout.agent`."""
     settings = config.ajet.rollout.agent
     assert settings is not None
     known = signature(CliAgent).parameters
@@ -256,7 +253,6 @@ class CliWorkflow(Workflow):
 
 
 def output_of_run(run: CliRun) -> WorkflowOutput:
-    """What is recorded, and a judge is given."""
     facts: dict[str, Any] = {"final_answer": run.answer, "stop_reason": str(run.stop_reason)}
     facts |= {"exit_code": run.exit_code, "output": run.output}
     if run.verdict is not None:
@@ -266,7 +262,6 @@ def output_of_run(run: CliRun) -> WorkflowOutput:
 
 
 def reward_of_run(run: CliRun, task: Task) -> tuple[float, bool]:
-    """Without a judge."""
     if run.verdict is not None:
         return float(run.verdict.passed), run.verdict.passed
     if task.metadata.get("answer") is None:

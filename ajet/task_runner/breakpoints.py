@@ -37,7 +37,6 @@ def set_tags(tags: str | Iterable[str]) -> None:
 
 
 def selected_tags() -> frozenset[str]:
-    """The selected tags."""
     return frozenset(_split(os.environ.get(ENVIRONMENT, "")))
 
 
@@ -157,8 +156,6 @@ _STOPS = frozenset({"breakpoint", "set_trace"})
 
 @dataclass(slots=True)
 class FoundBreakpoints:
-    """What is in the sources."""
-
     tags: set[str] = field(default_factory=set)
     """The tags of `bp("TAG")`."""
     stops: list[str] = field(default_factory=list)

@@ -99,7 +99,6 @@ class Ending:
 
 
 def ending_of(facts: AttemptFacts, rules: FailureRewardConfig) -> Ending:
-    """Apply the rules."""
     if facts.stop is Stop.CANCELLED:
         return Ending(EpisodeStatus.CANCELLED, failure=Failure("EpisodeCancelled", "the episode was stopped"))
     if facts.stop is Stop.DEADLINE:
@@ -277,11 +276,9 @@ class LateJudge:
         self._waiting[episode.episode_id] = JudgedEpisode(task, output, calls, result.later or Later())
 
     def waits(self, episode: Episode) -> bool:
-        """Whether the episode's reward is still to come."""
         return episode.episode_id in self._waiting
 
     async def per_episode(self) -> bool:
-        """Whether the judge is asked about each episode by itself."""
         return (await self._judge_now()).per_episode
 
     async def compares(self) -> bool:

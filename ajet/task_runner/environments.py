@@ -182,7 +182,6 @@ class LeasedSandbox:
         tuner.sandbox = sandbox
 
     async def close(self) -> None:
-        """Destroy it."""
         with self._lock:
             self._over = True
             sandbox, self._sandbox = self._sandbox, None

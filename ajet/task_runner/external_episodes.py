@@ -37,7 +37,6 @@ class ExternalRunner:
         self.sessions = sessions
         self.judge = JudgeHere(judge, sessions.config.ajet.rollout.episode_retries)
         self._attempts: dict[str, OutsideAttempt] = {}
-        """By episode."""
         self._keys: dict[str, asyncio.Future[EpisodeKey]] = {}
 
     def key_of(self, episode_id: str) -> asyncio.Future[EpisodeKey]:
@@ -54,11 +53,9 @@ class ExternalRunner:
         return running
 
     def find(self, episode_id: str) -> OutsideAttempt | None:
-        """The attempt of an episode that is not over."""
         return self._attempts.get(episode_id)
 
     def forget(self, episode_id: str) -> None:
-        """The attempt is over."""
         self._attempts.pop(episode_id, None)
         if (key := self._keys.pop(episode_id, None)) is not None:
             key.cancel()
@@ -149,7 +146,6 @@ class ExternalEpisodes:
         self._completed = asyncio.Event()
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._tasks: dict[str, Task] = {}
-        """By episode."""
         self.untrained: list[Episode] = []
         """Once it is closed: those that had ended before the run took their group."""
         self._step = 1
@@ -159,7 +155,6 @@ class ExternalEpisodes:
         """Episodes that have ended since the last complete group or warning."""
 
     def say_how(self, base_url: str) -> None:
-        """Tell the user how programs begin episodes."""
         log.warning("waiting for episodes from outside: POST %s/episodes with the key in %s", base_url, KEY_VARIABLE)
 
     # ------------------------------------------------------------ the gateway's side

@@ -38,7 +38,6 @@ class Model:
     def open_session(
         self, episode_id: str, settings: SessionSettings, limits: TrackerSettings, deadline_s: float | None = None
     ) -> EpisodeSession:
-        """A session with a fresh tracker."""
         return EpisodeSession(
             episode_id=episode_id,
             tracker=ContextTracker(self.renderer, limits),

@@ -85,7 +85,6 @@ class WorkerProcess:
         asyncio.get_running_loop().add_reader(self._stderr, self._read_stderr)
 
     async def streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Its channel."""
         if self._streams is None:
             self._streams = await asyncio.open_connection(sock=self._channel, limit=LINE_LIMIT)
         return self._streams
@@ -116,7 +115,6 @@ class WorkerProcess:
         return self.written()
 
     async def ending(self) -> str:
-        """Describe how it ended."""
         return await self._server.exit_of(self._number)
 
     def written(self) -> str:
@@ -171,7 +169,6 @@ class WorkerProcesses:
         await self._server.ready()
 
     def take(self) -> WorkerProcess:
-        """A worker for one attempt."""
         while self._idle:
             worker = self._idle.pop()
             if worker.is_there:
@@ -207,7 +204,6 @@ class WorkerProcesses:
                 worker.end()
 
     async def aclose(self) -> None:
-        """End them all."""
         for clearing in list(self._clearing):
             clearing.cancel()
         await asyncio.gather(*self._clearing, return_exceptions=True)

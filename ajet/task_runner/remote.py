@@ -71,7 +71,6 @@ class RemoteRunner:
             tls = tls_context(self._settings.tls_cert or "", self._settings.tls_key or "", keys)
         self._server = StoreServer(self.store, tls=tls, extensions={OPEN: self._open})
         self._attempts: dict[str, _RemoteAttempt] = {}
-        """By ticket."""
         self.unclaimed = 0
         """Attempts that wait for a runner."""
         self.resources_id = ""

@@ -74,8 +74,6 @@ async def _config(store: StoreClient, known: dict[str, Config], claimed: Attempt
 
 
 class _Run:
-    """One attempt."""
-
     def __init__(
         self,
         store: StoreClient,

@@ -106,8 +106,6 @@ class TaskRunner:
 
 
 class _AttemptRun:
-    """One attempt, running."""
-
     def __init__(self, runner: TaskRunner, attempt: WorkflowAttempt, stop: asyncio.Event) -> None:
         self._runner = runner
         self._attempt = attempt

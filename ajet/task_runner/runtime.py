@@ -68,7 +68,6 @@ class ServiceLoop:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start `work` on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self.asyncio_loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -111,8 +110,6 @@ STOP_S = 3.0
 
 
 class Runtime:
-    """Everything that episodes need in one process."""
-
     def __init__(
         self,
         config: Config,
@@ -211,7 +208,6 @@ class Runtime:
     # ------------------------------------------------------------ sessions, on the service loop
 
     async def open_session(self, attempt: WorkflowAttempt) -> EpisodeSession:
-        """The session of one attempt."""
         model = await asyncio.shield(asyncio.wrap_future(self._loader.loaded))
         self.check_engine()
         task = attempt.workflow_task
@@ -286,7 +282,6 @@ class Runtime:
             self.external.say_how(self.gateway.base_url)
 
     def _thread_runner(self) -> ThreadRunner:
-        """Imports the user's workflow."""
         base_dirs = self.config.base_dirs
         workflow_class = load_workflow(self.config, base_dirs)
         threads = EpisodeThreads(collect_garbage=self.config.ajet.task_runner.wrapper_type == "asyncio-with-gc")

@@ -169,7 +169,6 @@ def _workflow_class(rollout_function: RolloutFunction) -> type[Workflow]:
 
 
 def output_of(name: str, returned: Any) -> WorkflowOutput:
-    """What a function returned, as a workflow's output."""
     if isinstance(returned, WorkflowOutput):
         return returned
     returned = scalar(returned)

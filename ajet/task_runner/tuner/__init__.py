@@ -185,7 +185,6 @@ class AjetTuner:
         return self._own_endpoint(agent_name, target_tag)
 
     def _own_endpoint(self, agent_name: str, target_tag: str) -> BaseUrlAndKey:
-        """The tuned model's endpoint."""
         whole = self._registered()
         own_key = agent_key(whole.api_key, agent_name, target_tag)
         return BaseUrlAndKey(whole.base_url, own_key, MODEL_PREFIX + agent_name)

@@ -58,7 +58,6 @@ def agentscope_model(connection: Connection, *, context_size: int, stream: bool)
 
 
 def anthropic_client(connection: Connection) -> Any:
-    """An `anthropic.AsyncAnthropic`."""
     try:
         import anthropic
     except ImportError as error:
@@ -112,7 +111,6 @@ def openai_client(connection: Connection) -> TunedOpenAI:
 
 
 def model_function(connection: Connection) -> ModelFunction:
-    """A model function for any thread and event loop."""
     from ajet.agents.model_function import OpenAIModelFunction  # ready agents and tools come with it
 
     return OpenAIModelFunction(openai_client(connection), connection.model)
