@@ -12,10 +12,11 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.errors import concurrently
@@ -160,15 +161,27 @@ class RolloutPool:
         `occurrence`: of the groups of this task in the step, which one this is. Each draws replies of its own.
         """
         size = num_repeat or (self._val_repeat if validation else self._rollout.num_repeat)
-        plan = _GroupPlan(size=size, needed=0, start=size)
+        group_id = group_id or uuid.uuid4().hex
+        play = partial(
+            self.run_episode,
+            task,
+            group_id=group_id,
+            batch_index=batch_index,
+            step=step,
+            occurrence=occurrence,
+            validation=validation,
+            in_group=True,
+            prompts=prompts,
+        )
+        group = _Group(self, play, group_id, task.task_id, size=size, needed=0, first=size)
         if not validation:
             needed = self._rollout.min_group_size
-            plan = _GroupPlan(size=size, needed=None if needed is None else min(needed, size), start=size, refills=size)
+            group.needed = None if needed is None else min(needed, size)
+            group.refills = size
             if self._rollout.enable_oversample:
-                plan.start = math.ceil(size * self._rollout.submit_oversample_multiplier)
-                plan.keep_first_ended = self._rollout.oversample_keep == "first_ended"
-        place = _Place(group_id or uuid.uuid4().hex, batch_index, step, occurrence, validation, prompts)
-        return await _Group(self, task, place, plan).run()
+                group.first = math.ceil(size * self._rollout.submit_oversample_multiplier)
+                group.keep_first_ended = self._rollout.oversample_keep == "first_ended"
+        return await group.run()
 
     async def run_groups(
         self,
@@ -231,39 +244,25 @@ class RolloutPool:
             stop.set()
 
 
-class _Place(NamedTuple):
-    """Where a group belongs in the run: what `run_episode` is told of it."""
-
-    group_id: str
-    batch_index: int
-    step: int
-    occurrence: int
-    validation: bool
-    prompts: PromptSet | None
-
-
-@dataclass(slots=True)
-class _GroupPlan:
-    size: int
-    """Episodes that make the group; those that are dropped among them are missing."""
-    needed: int | None
-    """Usable episodes that make it trainable. None: all that aren't dropped, at least 2."""
-    start: int
-    """Episodes started at once."""
-    refills: int = 0
-    """Episodes that may be started for those that ended by a fault."""
-    keep_first_ended: bool = False
-    """`oversample_keep`."""
-
-
 @dataclass(slots=True)
 class _Group:
     """One group under way."""
 
     pool: RolloutPool
-    task: Task
-    place: _Place
-    plan: _GroupPlan
+    play: Callable[..., Coroutine[Any, Any, Episode]]
+    """Runs one of its episodes, given `repeat` and `stop`."""
+    group_id: str
+    task_id: str
+    size: int
+    """Episodes that make the group; those that are dropped among them are missing."""
+    needed: int | None
+    """Usable episodes that make it trainable. None: all that aren't dropped, at least 2."""
+    first: int
+    """Episodes started at once."""
+    refills: int = 0
+    """Episodes that may be started for those that ended by a fault."""
+    keep_first_ended: bool = False
+    """`oversample_keep`."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     played: list[Episode] = field(default_factory=list)
     """Ended, by anything but a fault. In the order in which they ended."""
@@ -278,7 +277,7 @@ class _Group:
         try:
             while True:
                 for _ in range(self._to_start(started, len(running))):
-                    running[asyncio.create_task(self._episode(started))] = started
+                    running[asyncio.create_task(self.play(repeat=started, stop=self.stop))] = started
                     started += 1
                 if not running:
                     break
@@ -301,7 +300,7 @@ class _Group:
         """Settle the rewards that are still missing. No judge is asked once the run is being ended."""
         chosen = [] if self.cancelled and not self._decided else self._chosen()
         others = [episode for episode in self.played if not any(episode is one for one in chosen)]
-        await self.pool.settle_group(f"group {self.place.group_id}", chosen, others)
+        await self.pool.settle_group(f"group {self.group_id}", chosen, others)
 
     def _sort(self, episode: Episode) -> None:
         if episode.status is EpisodeStatus.CANCELLED:
@@ -316,8 +315,8 @@ class _Group:
         kept = [episode for episode in chosen if episode.usable]
         others = [episode for episode in self.played if not any(episode is one for one in kept)]
         return EpisodeGroup(
-            self.place.group_id,
-            self.task.task_id,
+            self.group_id,
+            self.task_id,
             episodes=sorted(kept, key=lambda episode: episode.repeat),
             failed=[*others, *self.faults, *self.cancelled],
             complete=len(kept) >= self._needed(chosen) and not _judge_failed(chosen),
@@ -325,7 +324,7 @@ class _Group:
 
     def _to_start(self, started: int, running: int) -> int:
         if not started:
-            return 0 if self.stop.is_set() else self.plan.start
+            return 0 if self.stop.is_set() else self.first
         chosen = self._chosen()
         if self.stop.is_set() or _judge_failed(chosen):
             return 0
@@ -334,25 +333,25 @@ class _Group:
 
     def _replaceable(self, started: int) -> int:
         """Faults that may still be replaced."""
-        refilled = started - self.plan.start
-        return min(len(self.faults), self.plan.refills) - refilled
+        refilled = started - self.first
+        return min(len(self.faults), self.refills) - refilled
 
     def _needed(self, chosen: Sequence[Episode]) -> int:
         """Usable episodes that make the group trainable."""
-        if self.plan.needed is not None:
-            return self.plan.needed
+        if self.needed is not None:
+            return self.needed
         dropped = len(chosen) - _usable(chosen)
-        return max(min(2, self.plan.size), self.plan.size - dropped)
+        return max(min(2, self.size), self.size - dropped)
 
     def _is_decided(self, started: int, running: Collection[int]) -> bool:
         """Nothing that still runs can change what is trained."""
         if self.cancelled:
             return True  # the run is being ended
         chosen = self._chosen()
-        if len(chosen) < self.plan.size:  # hopeless, if faults can't be replaced any more
+        if len(chosen) < self.size:  # hopeless, if faults can't be replaced any more
             possible = _usable(chosen) + len(running) + max(0, self._replaceable(started))
             return bool(self.faults) and possible < self._needed(chosen)
-        if self.plan.keep_first_ended:
+        if self.keep_first_ended:
             return _rewards_differ(chosen)
         return min(running, default=math.inf) > max(episode.repeat for episode in chosen)
 
@@ -362,8 +361,8 @@ class _Group:
         With `keep_first_ended`, the first to end; if these all have one reward, a later one that differs takes the last
         one's place.
         """
-        size = self.plan.size
-        if not self.plan.keep_first_ended:
+        size = self.size
+        if not self.keep_first_ended:
             return sorted(self.played, key=lambda episode: episode.repeat)[:size]
         first, later = self.played[:size], self.played[size:]
         if first and not _rewards_differ(first):
@@ -372,10 +371,6 @@ class _Group:
             if other is not None:
                 first[-1] = other
         return first
-
-    async def _episode(self, repeat: int) -> Episode:
-        place = self.place._asdict()
-        return await self.pool.run_episode(self.task, repeat=repeat, stop=self.stop, in_group=True, **place)
 
 
 def _rewards_differ(episodes: Sequence[Episode]) -> bool:
