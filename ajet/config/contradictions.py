@@ -5,23 +5,20 @@ The rules about episodes and engines stand in `episode_contradictions`, those ab
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from ajet.config.episode_contradictions import ENGINE_RULES, EPISODE_RULES
 from ajet.config.judges import LlmJudgeConfig, OpenJudgeConfig, RubricsConfig
-from ajet.config.kinds import BackboneName, EngineName
+from ajet.config.kinds import BackboneName
 from ajet.config.problems import Condition, Contradiction, ContradictionRule
 from ajet.config.root import AjetConfig
+from ajet.config.tuning import AlgorithmConfig
 from ajet.schema.chat import GREEDY_BELOW
 
-TRAINABLE_ENGINES: Mapping[BackboneName, tuple[EngineName, ...]] = {
-    "local": ("torch", "vllm", "sglang"),
-    "verl": ("torch", "vllm", "sglang"),
-    "trinity": ("torch", "vllm", "sglang"),
-}
-"""The engines whose model a backbone can train. On verl and Trinity, `torch` (the default) stands for vLLM."""
-
-TRAINING = tuple(TRAINABLE_ENGINES)
+TRAINING = ("local", "verl", "trinity")
+"""The backbones that train weights."""
+TRAINABLE_ENGINES = ("torch", "vllm", "sglang")
+"""The engines whose model they can train. On verl and Trinity, `torch` (the default) stands for vLLM."""
 ALGORITHM = "trainer_common.algorithm"
 
 
@@ -37,7 +34,7 @@ def contradictions(ajet: AjetConfig, backbone: BackboneName) -> Iterator[Contrad
 def _replay(key: str, when: Condition, why: str) -> ContradictionRule:
     return ContradictionRule(
         (key, f"{ALGORITHM}.replay.groups"),
-        lambda a: a.trainer_common.algorithm.replay.groups and when(a),
+        lambda a: _algorithm(a).replay.groups and when(a),
         f"{ALGORITHM}.replay.groups trains replies of earlier policies, and {why}",
         f"set replay.groups: 0, or change {key.removeprefix(ALGORITHM + '.')}",
     )
@@ -55,7 +52,7 @@ def _early_stop(name: str, when: Condition) -> ContradictionRule:
 def _resampling(key: str, when: Condition, why: str) -> ContradictionRule:
     return ContradictionRule(
         (key, f"{ALGORITHM}.zero_variance_groups"),
-        lambda a: a.trainer_common.algorithm.zero_variance_groups == "resample" and when(a),
+        lambda a: _algorithm(a).zero_variance_groups == "resample" and when(a),
         f"zero_variance_groups: resample runs further tasks in place of groups that teach nothing, and {why}",
         "leave zero_variance_groups out",
     )
@@ -70,24 +67,28 @@ def _unused_by_pass_at_k(key: str, when: Condition) -> ContradictionRule:
     )
 
 
+def _algorithm(a: AjetConfig) -> AlgorithmConfig:
+    return a.trainer_common.algorithm
+
+
 def _imitates(a: AjetConfig) -> bool:
-    return a.trainer_common.algorithm.policy_loss == "sft"
+    return _algorithm(a).policy_loss == "sft"
 
 
 def _has_teacher(a: AjetConfig) -> bool:
-    return a.trainer_common.algorithm.distillation.teacher is not None
+    return _algorithm(a).distillation.teacher is not None
 
 
 def _compares_over_batch(a: AjetConfig) -> bool:
-    return a.trainer_common.algorithm.adv_estimator == "reinforce_plus_plus"
+    return _algorithm(a).adv_estimator == "reinforce_plus_plus"
 
 
 def _takes_kl_from_reward(a: AjetConfig) -> bool:
-    return a.trainer_common.algorithm.use_kl_in_reward
+    return _algorithm(a).use_kl_in_reward
 
 
 def _passes_at_k(a: AjetConfig) -> bool:
-    return a.trainer_common.algorithm.adv_estimator == "pass_at_k" and not _imitates(a)
+    return _algorithm(a).adv_estimator == "pass_at_k" and not _imitates(a)
 
 
 def _longest(a: AjetConfig) -> int:
@@ -100,20 +101,15 @@ def _has_kl_term(a: AjetConfig) -> bool:
 
 
 def _asks_remote_teacher(a: AjetConfig) -> bool:
-    return (a.trainer_common.algorithm.distillation.teacher or "").startswith(("http://", "https://"))
+    return (_algorithm(a).distillation.teacher or "").startswith(("http://", "https://"))
 
 
 def _taught_alone(a: AjetConfig) -> bool:
-    return _has_teacher(a) and a.trainer_common.algorithm.distillation.mode == "alone"
+    return _has_teacher(a) and _algorithm(a).distillation.mode == "alone"
 
 
 def _compares_episodes(a: AjetConfig) -> bool:
     return not (_compares_over_batch(a) or _imitates(a) or _taught_alone(a))
-
-
-def _backbones_for_engine(a: AjetConfig) -> str:
-    others = [name for name, engines in TRAINABLE_ENGINES.items() if a.rollout.engine in engines]
-    return f"--backbone={' or '.join(others)}" if others else "--backbone=debug, which doesn't train"
 
 
 def _has_price(a: AjetConfig) -> bool:
@@ -168,11 +164,7 @@ DATA_RULES = (
     ),
     ContradictionRule(
         ("task_reader.curriculum.enabled", f"{ALGORITHM}.sft.demonstrations"),
-        lambda a: (
-            a.task_reader.curriculum.enabled
-            and _imitates(a)
-            and a.trainer_common.algorithm.sft.demonstrations is not None
-        ),
+        lambda a: a.task_reader.curriculum.enabled and _imitates(a) and _algorithm(a).sft.demonstrations is not None,
         "recorded conversations are imitated, so no task is tried and there are no solve rates",
         "set curriculum.enabled: false",
     ),
@@ -234,7 +226,7 @@ UPDATE_RULES = (
     ),
     ContradictionRule(
         ("trainer_common.logits_kernel", f"{ALGORITHM}.entropy_coef"),
-        lambda a: a.trainer_common.logits_kernel == "liger" and a.trainer_common.algorithm.entropy_coef,
+        lambda a: a.trainer_common.logits_kernel == "liger" and _algorithm(a).entropy_coef,
         "Liger's kernel gives no entropy, and entropy_coef is {trainer_common.algorithm.entropy_coef:g}",
         "set logits_kernel: chunks, or entropy_coef: 0",
         on=("local",),
@@ -261,16 +253,14 @@ UPDATE_RULES = (
 ALGORITHM_RULES = (
     ContradictionRule(
         (f"{ALGORITHM}.rollout_correction.low", f"{ALGORITHM}.rollout_correction.high"),
-        lambda a: (
-            a.trainer_common.algorithm.rollout_correction.low > a.trainer_common.algorithm.rollout_correction.high
-        ),
+        lambda a: _algorithm(a).rollout_correction.low > _algorithm(a).rollout_correction.high,
         "no ratio lies between low ({trainer_common.algorithm.rollout_correction.low:g}) and high "
         "({trainer_common.algorithm.rollout_correction.high:g})",
         "swap them",
     ),
     ContradictionRule(
         (f"{ALGORITHM}.recipe", f"{ALGORITHM}.distillation.teacher"),
-        lambda a: a.trainer_common.algorithm.recipe == "distill" and not _has_teacher(a),
+        lambda a: _algorithm(a).recipe == "distill" and not _has_teacher(a),
         "recipe: distill learns from a teacher, and there is none",
         "set algorithm.distillation.teacher to a model, or to the address of a vLLM server",
     ),
@@ -289,8 +279,8 @@ ALGORITHM_RULES = (
     ContradictionRule(
         (f"{ALGORITHM}.rollout_correction.mode", f"{ALGORITHM}.policy_loss"),
         lambda a: (
-            a.trainer_common.algorithm.policy_loss in ("dppo_tv", "dppo_kl")
-            and a.trainer_common.algorithm.rollout_correction.mode in ("sequence_tis", "masked")
+            _algorithm(a).policy_loss in ("dppo_tv", "dppo_kl")
+            and _algorithm(a).rollout_correction.mode in ("sequence_tis", "masked")
         ),
         "the ratio of {trainer_common.algorithm.policy_loss} is to the sampler, so there is nothing left to correct",
         "leave rollout_correction out, or choose another policy_loss",
@@ -303,20 +293,20 @@ ALGORITHM_RULES = (
     ),
     ContradictionRule(
         (f"{ALGORITHM}.sft.demonstrations", f"{ALGORITHM}.policy_loss"),
-        lambda a: a.trainer_common.algorithm.sft.demonstrations is not None and not _imitates(a),
+        lambda a: _algorithm(a).sft.demonstrations is not None and not _imitates(a),
         "nothing would be imitated: policy_loss {trainer_common.algorithm.policy_loss} learns from rewards",
         "set policy_loss: sft, or leave sft.demonstrations out",
         on=("local",),
     ),
     ContradictionRule(
         (f"{ALGORITHM}.sequence_mask", f"{ALGORITHM}.policy_loss"),
-        lambda a: a.trainer_common.algorithm.sequence_mask is not None and _imitates(a),
+        lambda a: _algorithm(a).sequence_mask is not None and _imitates(a),
         "the sequence mask leaves out what has a negative advantage, and policy_loss: sft uses no advantages",
         "leave sequence_mask out",
     ),
     _replay(
         f"{ALGORITHM}.rollout_correction.mode",
-        lambda a: a.trainer_common.algorithm.rollout_correction.mode == "none",
+        lambda a: _algorithm(a).rollout_correction.mode == "none",
         "without a correction, replayed tokens would count as if the present policy had sampled them",
     ),
     _replay(
@@ -346,16 +336,13 @@ ALGORITHM_RULES = (
     ),
     ContradictionRule(
         (f"{ALGORITHM}.baseline", "rollout.gamma"),
-        lambda a: a.trainer_common.algorithm.baseline == "episode" and a.rollout.gamma < 1,
+        lambda a: _algorithm(a).baseline == "episode" and a.rollout.gamma < 1,
         "the episode baseline compares undiscounted returns, and rollout.gamma is {rollout.gamma:g}",
         "set baseline: turn (which `auto` is here) or state, or rollout.gamma: 1",
     ),
     ContradictionRule(
         (f"{ALGORITHM}.baseline", f"{ALGORITHM}.adv_estimator"),
-        lambda a: (
-            a.trainer_common.algorithm.baseline == "state"
-            and a.trainer_common.algorithm.adv_estimator.startswith("reinforce_plus_plus")
-        ),
+        lambda a: _algorithm(a).baseline == "state" and _algorithm(a).adv_estimator.startswith("reinforce_plus_plus"),
         "states are compared within a group, and {trainer_common.algorithm.adv_estimator} compares over the batch",
         "set adv_estimator: grpo, drgrpo or rloo, or another baseline",
     ),
@@ -376,15 +363,15 @@ ALGORITHM_RULES = (
     ),
     ContradictionRule(
         (f"{ALGORITHM}.pass_k", "rollout.num_repeat"),
-        lambda a: _passes_at_k(a) and a.trainer_common.algorithm.pass_k >= a.rollout.num_repeat,
+        lambda a: _passes_at_k(a) and _algorithm(a).pass_k >= a.rollout.num_repeat,
         "pass_k = {trainer_common.algorithm.pass_k} is not below rollout.num_repeat = {rollout.num_repeat}: "
         "where all episodes together are the group, nothing is compared",
         "set pass_k below num_repeat",
     ),
-    _unused_by_pass_at_k(f"{ALGORITHM}.baseline", lambda a: a.trainer_common.algorithm.baseline in ("turn", "state")),
+    _unused_by_pass_at_k(f"{ALGORITHM}.baseline", lambda a: _algorithm(a).baseline in ("turn", "state")),
     _unused_by_pass_at_k("rollout.gamma", lambda a: a.rollout.gamma < 1),
     _unused_by_pass_at_k(f"{ALGORITHM}.use_kl_in_reward", _takes_kl_from_reward),
-    _unused_by_pass_at_k(f"{ALGORITHM}.overlong.buffer", lambda a: a.trainer_common.algorithm.overlong.buffer > 0),
+    _unused_by_pass_at_k(f"{ALGORITHM}.overlong.buffer", lambda a: _algorithm(a).overlong.buffer > 0),
     ContradictionRule(
         ("rollout.num_repeat", f"{ALGORITHM}.adv_estimator"),
         lambda a: _compares_episodes(a) and a.rollout.num_repeat < 2,
@@ -395,12 +382,9 @@ ALGORITHM_RULES = (
     ),
     ContradictionRule(
         ("rollout.engine", "backbone"),
-        lambda a: a.rollout.engine not in TRAINABLE_ENGINES[a.backbone or "local"],
+        lambda a: a.rollout.engine not in TRAINABLE_ENGINES,
         "the {backbone} backbone can't train a model that is served by rollout.engine: {rollout.engine}",
-        lambda a: (
-            f"set rollout.engine: {' or '.join(TRAINABLE_ENGINES[a.backbone or 'local'])}, or use "
-            f"{_backbones_for_engine(a)}"
-        ),
+        f"set rollout.engine: {' or '.join(TRAINABLE_ENGINES)}, or use --backbone=debug, which doesn't train",
         on=TRAINING,
     ),
     ContradictionRule(

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ajet.config.contradictions import TRAINING
 from ajet.config.kinds import RECIPES, BackboneName, EngineName
 from ajet.config.old_keys import Translated
 from ajet.config.root import AjetConfig, Config
@@ -20,19 +21,18 @@ IGNORED_BLOCKS = ("hydra", "defaults")
 """Top-level blocks that old files carry; a config is complete without them."""
 
 _ALL: tuple[BackboneName, ...] = ("debug", "local", "verl", "trinity", "prompt")
-_TRAINING: tuple[BackboneName, ...] = ("local", "verl", "trinity")
 _RAY: tuple[BackboneName, ...] = ("verl", "trinity")
 _OWN: tuple[BackboneName, ...] = ("debug", "local", "prompt")
 
 ONLY_ON: Mapping[str, tuple[BackboneName, ...]] = {
-    "data.train_batch_size": _TRAINING,
+    "data.train_batch_size": TRAINING,
     "debug": ("debug",),
     "model.attn": (*_OWN, "verl"),
-    "model.lora": _TRAINING,
+    "model.lora": TRAINING,
     "prompt_tuning": ("prompt",),
     "prompt_tuning.templates": _ALL,
     "rollout.deterministic": _OWN,
-    "rollout.gamma": _TRAINING,
+    "rollout.gamma": TRAINING,
     "rollout.kv_cache_gb": _OWN,
     "rollout.max_num_seqs": (*_OWN, "verl"),
     "rollout.max_staleness": ("local",),
@@ -42,23 +42,23 @@ ONLY_ON: Mapping[str, tuple[BackboneName, ...]] = {
     "rollout.routing_replay": _OWN,
     "rollout.scripted_replies": _OWN,
     "rollout.vllm": _OWN,
-    "task_judge.max_error_share": (*_TRAINING, "prompt"),
-    "task_reader.shuffle": _TRAINING,
-    "trainer_common": _TRAINING,
+    "task_judge.max_error_share": (*TRAINING, "prompt"),
+    "task_reader.shuffle": TRAINING,
+    "trainer_common": TRAINING,
     "trainer_common.algorithm.rollout_correction": ("local", "verl"),
-    "trainer_common.algorithm.rollout_correction.mode": _TRAINING,
+    "trainer_common.algorithm.rollout_correction.mode": TRAINING,
     "task_reader.curriculum": ("local",),
-    "task_reader.curriculum.enabled": _TRAINING,
+    "task_reader.curriculum.enabled": TRAINING,
     "trainer_common.algorithm.replay": ("local",),
-    "trainer_common.algorithm.replay.groups": _TRAINING,
+    "trainer_common.algorithm.replay.groups": TRAINING,
     "trainer_common.algorithm.distillation": ("local",),
-    "trainer_common.algorithm.distillation.teacher": _TRAINING,
+    "trainer_common.algorithm.distillation.teacher": TRAINING,
     "trainer_common.compile": ("local",),
     "trainer_common.early_stop": ("local",),
-    "trainer_common.early_stop.patience": _TRAINING,
-    "trainer_common.early_stop.target": _TRAINING,
+    "trainer_common.early_stop.patience": TRAINING,
+    "trainer_common.early_stop.target": TRAINING,
     "trainer_common.fsdp_config": _RAY,
-    "trainer_common.fsdp_config.optimizer_offload": _TRAINING,
+    "trainer_common.fsdp_config.optimizer_offload": TRAINING,
     "trainer_common.gpu": ("local",),
     "trainer_common.gradient_checkpointing": ("local", "verl"),
     "trainer_common.kl_adaptive.horizon": ("local",),

@@ -58,7 +58,7 @@ def read_on(backbone: str) -> set[str]:
         # their engines are made elsewhere
         without += [f"{node.module}.{node.name}" for node in edges() if node.name == "build_engine"]
     if backbone == "local":
-        unused = set(ENGINES) - set(TRAINABLE_ENGINES["local"])
+        unused = set(ENGINES) - set(TRAINABLE_ENGINES)
         without += [module for engine in unused for module in engine_modules(engine)]
     nodes = reachable([("ajet.backbone.launch", "run"), (MODULES[backbone], "run")], without)
     return names(leaves_read_by(nodes))
