@@ -71,6 +71,7 @@ MOVED = {
     "ajet.compat.agentlightning.adapter": "ajet.compat.agentlightning.tracer",
     "ajet.compat.agentlightning.algorithm": "ajet.compat.agentlightning.trainer",
     "ajet.compat.agentlightning.emitter": "ajet.compat.agentlightning",
+    "ajet.compat.agentlightning.litagent": "ajet.compat.agentlightning.runner",
     "ajet.compat.agentlightning.otel": "ajet.compat.agentlightning.tracer",
     "ajet.compat.agentlightning.types": "ajet.compat.agentlightning",
     "ajet.task_judge.rm_auto_grader_judge": "ajet.compat.agentjet",

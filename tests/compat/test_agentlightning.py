@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 
 import ajet.compat.agentlightning as agl
 from ajet.backbone.trainer_api import Trainer as OurTrainer
-from ajet.compat.agentlightning.litagent import workflow_of
+from ajet.compat.agentlightning.runner import workflow_of
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.resources import PromptSet
 from ajet.schema.task import Task, WorkflowTask

@@ -11,14 +11,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ajet.compat.agentlightning.litagent import (
-    Hook,
-    LitAgent,
-    llm_rollout,
-    prompt_rollout,
-    rollout,
-)
-from ajet.compat.agentlightning.runner import LitAgentRunner
+from ajet.compat.agentlightning.runner import Hook, LitAgent, LitAgentRunner, llm_rollout, prompt_rollout, rollout
 from ajet.compat.agentlightning.store import (
     AttemptedRollout,
     InMemoryLightningStore,

@@ -14,8 +14,7 @@ from typing import Any, Generic, TypeVar
 from ajet.backbone.trainer_api import QUERY_FIELDS
 from ajet.backbone.trainer_api import Trainer as OurTrainer
 from ajet.cli.migrate import Migration, verl
-from ajet.compat.agentlightning.litagent import Agent, Hook, as_agent, workflow_of
-from ajet.compat.agentlightning.runner import LitAgentRunner
+from ajet.compat.agentlightning.runner import Agent, Hook, LitAgentRunner, as_agent, workflow_of
 from ajet.compat.agentlightning.store import AttemptedRollout, InMemoryLightningStore, LightningStore
 from ajet.compat.agentlightning.tracer import Tracer
 from ajet.schema.errors import ConfigError, UserError
