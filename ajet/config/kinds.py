@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 Kinds = Mapping[str, str]
 """Name → `module->Class`."""
@@ -275,50 +274,36 @@ def no_option(of: str, option: object, known: Iterable[str]) -> str:
     return f"{of} has no option {option!r}{hint}"
 
 
-def _named(kinds: Iterable[str], *more: str) -> Any:
-    """The type of a key that takes one of these names."""
-    return Literal[(*kinds, *more)]
+class _OneOf:
+    """Makes a text one of these names. `own`: how a class or function of the user's is written instead."""
 
+    def __init__(self, names: Iterable[str], *more: str, own: str = "") -> None:
+        self.names, self.own = [*names, *more], own
 
-def _named_or_own(kinds: Kinds, own: str, *more: str) -> Any:
-    """The type of a key that takes one of these names, or a class of the user's, which is written as `own`."""
-    names = (*kinds, *more)
-
-    def check(value: str) -> str:
-        if value in names or "->" in value:
+    def check(self, value: str) -> str:
+        if value in self.names or (self.own and "->" in value):
             return value
-        expected = ", ".join(repr(name) for name in names) + f" or `{own}`"
+        expected = ", ".join(map(repr, self.names)) + (f" or `{self.own}`" if self.own else "")
         raise PydanticCustomError("literal_error", "should be {expected}", {"expected": expected})
 
-    schema = {"anyOf": [{"enum": list(names)}, {"type": "string", "pattern": "->", "description": own}]}
-    return Annotated[str, AfterValidator(check), WithJsonSchema(schema)]
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        named = {"enum": self.names, "type": "string"}
+        return {"anyOf": [named, {"type": "string", "pattern": "->", "description": self.own}]} if self.own else named
 
 
-if TYPE_CHECKING:  # a type that is made at run time is a plain text to a checker
-    BackboneName = str
-    EngineName = str
-    ReaderName = str
-    JudgeName = str
-    ProtocolName = str
-    SandboxName = str
-    CliProgramName = str
-    TrackerName = str
-    EstimatorName = str
-    LossName = str
-    OptimiserName = str
-    ProposerName = str
-    RecipeName = str
-else:
-    BackboneName = _named(BACKBONES)
-    EngineName = _named(ENGINES)
-    ReaderName = _named_or_own(READERS, "path/file.py->YourReader")
-    JudgeName = _named(JUDGES, "customized_protocol")
-    ProtocolName = _named(ENVIRONMENT_PROTOCOLS)
-    SandboxName = _named(SANDBOXES)
-    CliProgramName = _named(CLI_PROGRAMS)
-    TrackerName = _named_or_own(TRACKERS, "path/file.py->YourSink", "console", "file")
-    EstimatorName = _named_or_own(ESTIMATORS, "path/file.py->your_estimator")
-    LossName = _named_or_own(LOSSES, "path/file.py->your_loss")
-    OptimiserName = _named_or_own(PROMPT_OPTIMISERS, "path/file.py->YourAlgorithm")
-    ProposerName = _named_or_own(PROPOSERS, "path/file.py->your_function")
-    RecipeName = _named(RECIPES)
+BackboneName = Annotated[str, _OneOf(BACKBONES)]
+EngineName = Annotated[str, _OneOf(ENGINES)]
+ReaderName = Annotated[str, _OneOf(READERS, own="path/file.py->YourReader")]
+JudgeName = Annotated[str, _OneOf(JUDGES, "customized_protocol")]
+ProtocolName = Annotated[str, _OneOf(ENVIRONMENT_PROTOCOLS)]
+SandboxName = Annotated[str, _OneOf(SANDBOXES)]
+CliProgramName = Annotated[str, _OneOf(CLI_PROGRAMS)]
+TrackerName = Annotated[str, _OneOf(TRACKERS, "console", "file", own="path/file.py->YourSink")]
+EstimatorName = Annotated[str, _OneOf(ESTIMATORS, own="path/file.py->your_estimator")]
+LossName = Annotated[str, _OneOf(LOSSES, own="path/file.py->your_loss")]
+OptimiserName = Annotated[str, _OneOf(PROMPT_OPTIMISERS, own="path/file.py->YourAlgorithm")]
+ProposerName = Annotated[str, _OneOf(PROPOSERS, own="path/file.py->your_function")]
+RecipeName = Annotated[str, _OneOf(RECIPES)]
