@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ajet.backbone.memory_plan import GIB
+from ajet.backbone.memory import GIB
 from ajet.config.root import LoraConfig
 from ajet.engine.model_source import ModelSource, known_shapes
 from ajet.trainer.checkpoint import write_model

@@ -18,7 +18,7 @@ from _gpu_models import LORA, NotMeasured, Place, Shape, dtype_name, folder_of, 
 from tree_training import Timings, Way, best_of, chain, forgetful, group, items_for, update_of
 
 from ajet.backbone.local.learner import with_adapters
-from ajet.backbone.memory_plan import GIB, Device, plan_memory
+from ajet.backbone.memory import GIB, Device, plan_memory
 from ajet.config import load_config
 from ajet.schema.episode import CallTree
 from ajet.trainer.forward import PackForward, RowForward

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ajet.backbone.memory import conversation_bytes
 from ajet.backbone.plan import imitates_a_file
 from ajet.backbone.training_settings import (
     TEACHER,
@@ -215,7 +215,7 @@ def model_answers(config: Config, engine: str) -> ModelAnswers:
             return answers._replace(problems=(unknown,))
     if model is not None and gigabytes is not None:
         longest = ajet.rollout.max_model_len
-        if (least := _conversation_bytes(model, longest)) > gigabytes * 1e9:
+        if (least := conversation_bytes(model, longest)) > gigabytes * 1e9:
             problem = (
                 f"ajet.rollout.kv_cache_gb: {gigabytes:g} has no room for one conversation of rollout.max_model_len "
                 f"({longest:,} tokens), which takes {ceil(least / 1e7) / 100:g} GB: raise it, or lower "
@@ -223,15 +223,6 @@ def model_answers(config: Config, engine: str) -> ModelAnswers:
             )
             return answers._replace(problems=(problem,))
     return answers
-
-
-def _conversation_bytes(model: Any, length: int) -> int:
-    """What the embedded engine keeps of one; 0 if that takes a model with its weights to tell."""
-    from ajet.engine.torch import ServedShape
-
-    with suppress(RuntimeError):
-        return int(ServedShape.of(model).kv.conversation_bytes(length, model.dtype))
-    return 0
 
 
 def say_how_trained(config: Config) -> None:

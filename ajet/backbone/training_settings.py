@@ -223,6 +223,12 @@ def loss_settings(config: Config) -> LossSettings:
     )
 
 
+def has_reference(config: Config) -> bool:
+    """Whether the starting weights are kept beside the trained ones. With LoRA, the base weights serve instead."""
+    in_reward = config.ajet.trainer_common.algorithm.use_kl_in_reward
+    return not config.ajet.model.lora.enabled and (in_reward or loss_settings(config).kl_coef > 0)
+
+
 def correction_settings(config: Config) -> Correction | None:
     """How a sampler that differs from the trainer is corrected for."""
     from ajet.trainer.loss import Correction, CorrectionMode, Level

@@ -27,7 +27,7 @@ import torch
 from ajet.backbone.failures import GapWatch
 from ajet.backbone.local.weights import weight_sync
 from ajet.backbone.metrics import staleness
-from ajet.backbone.training_settings import TEACHER, train_settings
+from ajet.backbone.training_settings import TEACHER, has_reference, train_settings
 from ajet.engine.attention_rules import fix_longrope, length_dependent_rope
 from ajet.engine.model_source import ModelSource
 from ajet.engine.quantization import is_linear
@@ -147,7 +147,7 @@ class Learner:
             _mention_gpus()
         self.on_gpu = on_gpu = next(model.parameters()).device.type == "cuda"
         settings = train_settings(config, total_steps, on_gpu=on_gpu)
-        self.trainer = Updater(model, settings, reference=self._reference(settings.loss.kl_coef))
+        self.trainer = Updater(model, settings, reference=self._reference())
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         self._gap = GapWatch(dtype, length_dependent_rope(model))
         self._teacher = teacher_of(config, runtime, self.tokenizer, self.trainer.budget, device)
@@ -158,10 +158,9 @@ class Learner:
         if config.ajet.rollout.engine == "sglang":
             self._serve(0)  # servers that were started before may have been given other weights since
 
-    def _reference(self, kl_coef: float) -> Any:
-        """The starting weights, frozen. With LoRA, the base weights serve as reference."""
-        in_reward = self._config.ajet.trainer_common.algorithm.use_kl_in_reward
-        if self._config.ajet.model.lora.enabled or not (kl_coef or in_reward):
+    def _reference(self) -> Any:
+        """The starting weights, frozen."""
+        if not has_reference(self._config):
             return None
         model = self._config.ajet.model
         reference: Any = ModelSource.resolve(model.path).model(model.dtype, model.attn, self._device)
