@@ -26,7 +26,6 @@ MOST_ARROWS = 80
 FEWEST_LINES, MOST_LINES = 60, 450
 SMALL_FOR_A_REASON = {
     "agents/tools/finish": "a kind of tool",
-    "backbone/ray/trinity/plugin": "runs in every process of Trinity's",
     "backbone/ray/verl/client": "needs verl, and the engine that it is for doesn't",
     "backbone/ray/verl/plugin": "runs in every process of verl's",
     "engine/vllm/in_worker/ajet_in_vllm": "loaded by vLLM, by name",

@@ -204,7 +204,7 @@ def _engine(config: Config, device: Device, model: Any, weights: int) -> Iterato
 
 def _sharded(config: Config, backbone: BackboneName, device: Device, model: Any) -> tuple[list[MemoryPart], list[str]]:
     """verl and Trinity: FSDP over all GPUs, float32 weights, computation in the model's number format."""
-    from ajet.backbone.ray.mapping import micro_tokens
+    from ajet.backbone.ray.facts import micro_tokens
 
     common = config.ajet.trainer_common
     gpus = max(1, common.nnodes * common.n_gpus_per_node)

@@ -21,7 +21,7 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.failures import ModelCallWatch, warn_of
 from ajet.backbone.local import run
 from ajet.backbone.ray.collector import EpisodeCollector, GroupRunner
-from ajet.backbone.ray.payload import EPISODE_METRICS, RunError, RunPayload
+from ajet.backbone.ray.facts import EPISODE_METRICS, RunError, RunPayload
 from ajet.config import make_config
 from ajet.config.loader import load_config
 from ajet.context_tracker import TrackerSettings

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.facts import RunPayload
 from ajet.backbone.training_settings import credit_settings, train_settings
 from ajet.cli.main import main
 from ajet.config import load_config, make_config

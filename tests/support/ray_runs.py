@@ -43,10 +43,10 @@ def installed(package: str) -> bool:
 def enter_trinity_on_cpu() -> None:
     """Before Trinity is imported: as the launcher does on a machine without a GPU."""
     from ajet.backbone.ray.start import PLATFORM
-    from ajet.backbone.ray.trinity import plugin
+    from ajet.backbone.ray.trinity import install
 
     os.environ[PLATFORM] = "cpu"
-    plugin.install()
+    install()
 
 
 def command(backbone: str, folder: Path, *overrides: str, conf: Path = CONF) -> list[str]:

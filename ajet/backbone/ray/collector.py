@@ -19,7 +19,7 @@ import ray
 from ajet.backbone.failures import FailureWatch
 from ajet.backbone.metrics import episode_metrics, ledger_metrics, staleness, step_names, token_rate
 from ajet.backbone.plan import BEFORE_THE_FIRST
-from ajet.backbone.ray.payload import EPISODE_METRICS, WARNINGS, RunError, RunPayload
+from ajet.backbone.ray.facts import EPISODE_METRICS, WARNINGS, RunError, RunPayload
 from ajet.backbone.ray.watcher import WarningRelay
 from ajet.backbone.report import validation_metrics
 from ajet.context_tracker import TrackerSettings

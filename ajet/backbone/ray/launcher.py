@@ -24,14 +24,18 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.checks import read_tasks
 from ajet.backbone.failures import GapWatch
 from ajet.backbone.plan import BEFORE_THE_FIRST, lacks_validation, training_steps
-from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings
-from ajet.backbone.ray.payload import EPISODE_METRICS, WARNINGS, DriverInput, RunError, RunPayload
-from ajet.backbone.ray.start import (
-    ClusterPlace,
-    ray_environment,
-    ray_settings,
-    serve_as_worker,
+from ajet.backbone.ray.facts import (
+    EPISODE_METRICS,
+    WARNINGS,
+    DriverInput,
+    Machine,
+    Remark,
+    RunError,
+    RunFacts,
+    RunPayload,
+    Settings,
 )
+from ajet.backbone.ray.start import ClusterPlace, ray_environment, ray_settings, serve_as_worker
 from ajet.backbone.ray.watcher import (
     SILENCE_S,
     BackboneFailedError,
@@ -128,20 +132,21 @@ def run(adapter: BackboneAdapter, config: Config, experiment: ExperimentFolder, 
         scratch = stack.enter_context(private_folder())
         stack.callback(end_all, RAY_RUN, mark)
         prepared = prepare(adapter, config, experiment, scratch, machine)
+        facts = prepared.facts
         if prepared.remains:
             ray = stack.enter_context(ray_settings(options, place, scratch, machine, environment))
-            given = DriverInput(prepared.settings, prepared.payload, ray, place.nodes if place else 0)
+            given = DriverInput(prepared.settings, facts.payload, ray, place.nodes if place else 0)
             given.write(scratch / DRIVER_INPUT)
             if config.ajet.task_runner.wrapper_type == "remote":
                 log.warning("%s", how_to_connect(config))
             environment |= adapter.environment(scratch)
             _watch_driver(adapter, config, experiment, options, prepared, environment, machine)
-    if (weights := adapter.newest_weights(config, prepared.checkpoints)) is not None:
+    if (weights := adapter.newest_weights(config, facts.checkpoint_dir)) is not None:
         keep_weights(weights, experiment.hf)
     if not options.json:
         show_report(config, experiment.path, quiet=options.quiet)
-    done = prepared.resumed_step or 0
-    after = done if done < prepared.total_steps else 0  # no step was left: those before count
+    done = facts.resumed_step or 0
+    after = done if done < facts.total_steps else 0  # no step was left: those before count
     return exit_code(config, experiment.path, after) if adapter.trains(config) else 0
 
 
@@ -155,13 +160,13 @@ def _watch_driver(
     machine: Machine,
 ) -> None:
     """Start the driver and watch it to its end. Raises if it fails."""
-    scratch = prepared.scratch
+    facts, scratch = prepared.facts, prepared.facts.scratch
     if experiment.resumed and not config.ajet.trainer_common.val_only:
-        experiment.rewind(BEFORE_THE_FIRST if prepared.resumed_step is None else prepared.resumed_step)
+        experiment.rewind(BEFORE_THE_FIRST if facts.resumed_step is None else facts.resumed_step)
     with ExitStack() as stack:
         progress = stack.enter_context(Progress.create(options.progress_mode()))
         progress.state.spent = RunningTotal.of(read_metrics(experiment.path / "metrics.jsonl"))
-        progress.start(experiment.name, adapter.name, prepared.total_steps, prepared.resumed_step or 0, options.viewer)
+        progress.start(experiment.name, adapter.name, facts.total_steps, facts.resumed_step or 0, options.viewer)
         progress.phase("train", detail=f"{adapter.name} on Ray; its log is {prepared.log}")
         child = stack.enter_context(
             started_child(
@@ -169,7 +174,7 @@ def _watch_driver(
                 [adapter.driver, str(scratch / DRIVER_INPUT)],
                 environment=environment,
                 log=prepared.log,
-                payload=prepared.payload,
+                payload=facts.payload,
                 mask=experiment.masker.text,
             )
         )
@@ -211,13 +216,8 @@ class PreparedRun:
     """A run that is ready to start."""
 
     settings: Settings
-    payload: str
+    facts: RunFacts
     log: Path
-    checkpoints: Path
-    scratch: Path
-    """The private folder."""
-    total_steps: int
-    resumed_step: int | None
     remains: bool
     """Whether a step or a validation is left to run."""
 
@@ -245,13 +245,12 @@ def prepare(
             f"ajet.trainer_common.total_training_steps; to start anew: {FRESH}"
         )
     source = ModelSource.resolve(config.ajet.model.path)
-    model_path = source.path
     refuse_changing_rope(adapter.title, source, config.ajet.rollout.max_model_len)
     payload = RunPayload(
         config=config.model_dump(mode="json"),
         base_dir=os.getcwd(),
         yaml_path=str(config.yaml_path.resolve()) if config.yaml_path else "",
-        model_path=model_path,
+        model_path=source.path,
         experiment_dir=str(experiment.path.resolve()),
         reports=str(scratch),
         total_steps=steps,
@@ -260,7 +259,7 @@ def prepare(
         runner_key=runner_key() if config.ajet.task_runner.wrapper_type == "remote" else "",
     ).encode()
     facts = RunFacts(
-        model_path,
+        source.path,
         checkpoints,
         steps,
         payload=payload,
@@ -269,16 +268,8 @@ def prepare(
         resumed_step=resumed,
         lacks_validation=lacks,
     )
-    return PreparedRun(
-        settings=adapter.settings(config, facts, machine),
-        payload=payload,
-        log=experiment.path.resolve() / f"{adapter.name}.log",
-        checkpoints=checkpoints,
-        scratch=scratch,
-        total_steps=steps,
-        resumed_step=resumed,
-        remains=lacks or not ended,
-    )
+    log_file = experiment.path.resolve() / f"{adapter.name}.log"
+    return PreparedRun(adapter.settings(config, facts, machine), facts, log_file, remains=lacks or not ended)
 
 
 def refuse_changing_rope(title: str, source: ModelSource, longest: int) -> None:

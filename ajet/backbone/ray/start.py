@@ -11,15 +11,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ajet.backbone.plan import installed, requirement, version_range
-from ajet.backbone.ray.mapping import Machine
+from ajet.backbone.ray.facts import Machine
 from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.schema.install import install_command
 from ajet.system.processes import RAY_RUN, end_all, ending_with_us, output_of
@@ -27,6 +27,8 @@ from ajet.system.services import answers
 
 if TYPE_CHECKING:
     from ajet.backbone import LaunchOptions
+
+T = TypeVar("T")
 
 FLAG = "--ray-address"
 VARIABLE = "RAY_ADDRESS"
@@ -63,6 +65,8 @@ DEFAULT_PORT = 6379
 JOIN_DEADLINE_S = 600.0
 LOOK_S = 2.0
 """Seconds between a worker machine's looks at the head."""
+RAY_STARTS = 3
+SLOW_START = "node timed out during startup"
 USED_SHARE = 0.1
 """A GPU with more of its memory in use serves something else: engines take what they are told to, and fail late."""
 
@@ -233,6 +237,31 @@ def private(scratch: Path, machine: Machine) -> dict[str, Any]:
             "object_store_memory": CPU_OBJECT_STORE,
         }
     return settings
+
+
+def retry_slow_start(start: Callable[[], T]) -> T:
+    """Start Ray, again if its daemons were too slow: it allows them 30 s, which a machine under load can exceed."""
+    import ray
+
+    for _ in range(RAY_STARTS - 1):
+        try:
+            return start()
+        except Exception as error:
+            if SLOW_START not in str(error):
+                raise
+            ray.shutdown()
+    return start()
+
+
+def wait_for_nodes(nodes: int) -> None:
+    """Return when this many machines have joined the cluster that this process is connected to."""
+    import ray
+
+    until = time.monotonic() + JOIN_DEADLINE_S
+    while (joined := sum(bool(node["Alive"]) for node in ray.nodes())) < nodes:
+        if time.monotonic() > until:
+            raise TimeoutError(f"{joined} of {nodes} machines joined the cluster within {JOIN_DEADLINE_S:.0f} s")
+        time.sleep(1)
 
 
 @contextmanager

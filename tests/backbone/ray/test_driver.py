@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ajet.backbone.ray.payload import DriverInput, RunError, RunPayload
+from ajet.backbone.ray.facts import DriverInput, RunError, RunPayload
 from ajet.schema.errors import UserError
 
 DRIVER = """
 import sys
-from ajet.backbone.ray.payload import run_driver
+from ajet.backbone.ray.facts import run_driver
 from ajet.schema.errors import ConfigError
 
 def run(given):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ajet.backbone.ray.payload import RunError
+from ajet.backbone.ray.facts import RunError
 from ajet.backbone.ray.watcher import actor_named, last_error
 
 RAY_LOG = """\

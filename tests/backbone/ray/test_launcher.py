@@ -15,9 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from ajet.backbone.ray.facts import Machine, RunError, RunFacts, RunPayload
 from ajet.backbone.ray.launcher import keep_weights, prepare, refuse_changing_rope, remove_abandoned, why_it_failed
-from ajet.backbone.ray.mapping import Machine, RunFacts
-from ajet.backbone.ray.payload import RunError, RunPayload
 from ajet.config import load_config
 from ajet.engine.model_source import ModelSource
 from ajet.observe.experiment import ExperimentFolder
@@ -100,12 +99,12 @@ def test_a_run_that_was_cut_off_makes_up_for_its_validation_and_comes_to_its_end
 
     opened(how)
     prepared = opened("completed")
-    assert prepared.remains is remains and prepared.resumed_step == step
-    assert facts[0].lacks_validation is RunPayload.decode(prepared.payload).lacks_validation is not validated
+    assert prepared.remains is remains and prepared.facts.resumed_step == step
+    assert facts[0].lacks_validation is RunPayload.decode(prepared.facts.payload).lacks_validation is not validated
     complete = pytest.raises(ConfigError, match="is complete: its newest checkpoint is of step 3 of 3")
     with monkeypatch.context() as patched, nullcontext() if step < 3 else complete:
         patched.setattr(adapter, "validates", lambda config: False)
-        assert not RunPayload.decode(opened("completed").payload).lacks_validation
+        assert not RunPayload.decode(opened("completed").facts.payload).lacks_validation
     with nullcontext() if remains else complete:
         opened("failed")
 

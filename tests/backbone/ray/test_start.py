@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ajet.backbone.ray import start
-from ajet.backbone.ray.mapping import Machine
+from ajet.backbone.ray.facts import Machine
 from ajet.backbone.ray.start import (
     ClusterPlace,
     check_gpus,

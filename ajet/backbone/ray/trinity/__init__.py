@@ -1,27 +1,30 @@
 """The trinity backbone: train on Trinity-RFT and Ray, explorer and trainer apart. `run(config, experiment, options)`.
 
-Importing this needs neither Trinity nor torch; without the extra, a run says how to install it.
+Importing this needs neither Trinity nor torch; without the extra, a run says how to install it. Each process of a run
+calls `install` before it imports Trinity: Ray does so when a worker starts.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.metrics import from_trinity
 from ajet.backbone.ray import launcher
-from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings, check_refused
-from ajet.backbone.ray.start import detect_machine, planned_machine, require_library
-from ajet.backbone.ray.trinity import plugin
+from ajet.backbone.ray.facts import Machine, Remark, check_refused, planned_facts
+from ajet.backbone.ray.start import detect_machine, on_cpu, planned_machine, require_library
 from ajet.backbone.ray.trinity.config import (
     CPU_GPUS,
     RUN_NAME,
     check_honoured,
+    compose_trinity_config,
     run_mode,
-    show,
     trinity_settings,
     unknown_keys,
     validates,
@@ -42,10 +45,15 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) ->
 
 
 def show_config(config: Config) -> str:
-    """The configuration that Trinity is given, as YAML."""
+    """The configuration that Trinity is given, as YAML, after what Trinity can't honour."""
+    from omegaconf import OmegaConf
+
     adapter = TrinityAdapter()
     adapter.require()
-    return show(config, adapter.detect_machine())
+    machine = adapter.detect_machine()
+    composed = compose_trinity_config(trinity_settings(config, planned_facts(config), machine))
+    notes = [f"# {note}" for note in check_honoured(config, machine)]
+    return "\n".join([*notes, OmegaConf.to_yaml(OmegaConf.structured(composed))])
 
 
 def planned_notes(config: Config) -> list[Remark]:
@@ -74,6 +82,9 @@ class TrinityAdapter:
     name = "trinity"
     title = "Trinity"
     driver = "ajet.backbone.ray.trinity.driver"
+    notes = staticmethod(check_honoured)
+    settings = staticmethod(trinity_settings)
+    validates = staticmethod(validates)
 
     def require(self) -> None:
         require_library("trinity-rft", "trinity")
@@ -85,18 +96,12 @@ class TrinityAdapter:
                 "the trinity backbone needs vLLM on a machine with GPUs\n"
                 "    uv pip install 'trinity-rft[vllm]==0.6.0' --override constraints/trinity-vllm-overrides.txt"
             )
-        plugin.install()
+        install()
         return machine
 
     def check(self, config: Config, machine: Machine, options: LaunchOptions) -> None:
         """Trinity checks its GPUs itself."""
         check_refused([*padding_notes(config, machine), *unknown_keys(config)], "trinity")
-
-    def notes(self, config: Config, machine: Machine) -> list[Remark]:
-        return check_honoured(config, machine)
-
-    def settings(self, config: Config, facts: RunFacts, machine: Machine) -> Settings:
-        return trinity_settings(config, facts, machine)
 
     def environment(self, scratch: Path) -> dict[str, str]:
         return {}
@@ -110,9 +115,6 @@ class TrinityAdapter:
 
     def trains(self, config: Config) -> bool:
         return run_mode(config) != "explore"
-
-    def validates(self, config: Config) -> bool:
-        return validates(config)
 
     def newest_step(self, config: Config, checkpoints: Path) -> int | None:
         """The step of the newest complete checkpoint; when only exploring, the last step that was explored."""
@@ -141,3 +143,43 @@ def _newest_checkpoint(folder: Path) -> int | None:
     steps = [int(trinity.read_text())] if trinity.exists() else []
     steps += [int(path.name.removeprefix("step_")) for path in folder.glob("step_*") if (path / "hf").is_dir()]
     return max(steps, default=None)
+
+
+HOOK = "ajet.backbone.ray.trinity.install"
+
+_STAND_INS: dict[str, tuple[str, ...]] = {
+    "vllm": (),
+    "vllm.config": ("ModelConfig",),
+    "vllm.entrypoints": (),
+    "vllm.entrypoints.chat_utils": (
+        "ChatTemplateContentFormat",
+        "ConversationMessage",
+        "parse_chat_messages",
+        "parse_chat_messages_async",
+    ),
+    "vllm.inputs": ("MultiModalDataDict",),
+}
+
+
+def install() -> None:
+    """Make Trinity importable without vLLM, if this is a run on the CPU.
+
+    Trinity 0.6 imports a few names of vLLM wherever it handles models. On a machine without a GPU vLLM isn't installed
+    and none of them is ever used, so stand-ins take their place.
+    """
+    if not on_cpu() or "vllm" in sys.modules or find_spec("vllm") is not None:
+        return
+    for name, members in _STAND_INS.items():
+        module: Any = ModuleType(name, "Stands in for vLLM, which is not installed.")
+        module.__spec__ = ModuleSpec(name, None, is_package=True)
+        module.__path__ = []
+        for member in members:
+            setattr(module, member, _Absent)
+        sys.modules[name] = module
+
+
+class _Absent:
+    """A name of vLLM's that is never used."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError("vLLM is not installed in this environment")

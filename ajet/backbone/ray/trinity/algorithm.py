@@ -29,9 +29,9 @@ from trinity.utils.timer import Timer
 
 from ajet.backbone.ray.collector import COLLECTOR
 from ajet.backbone.ray.credit import SEGMENTS, BatchCredit, BatchRow, credit_batch, lay_out
-from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.facts import RunPayload
 from ajet.backbone.ray.rows import BATCH, ROW, SPAN, UPDATES, VERSIONS, ordered, tag_of
-from ajet.backbone.ray.trinity.workflow import step_of
+from ajet.backbone.ray.trinity.host import step_of
 from ajet.backbone.training_settings import credit_settings, imitate_from, loss_settings
 from ajet.config import Config
 from ajet.trainer.credit import LossNorm

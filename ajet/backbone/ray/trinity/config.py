@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.plan import installed, serving_engine, validation_repeats
-from ajet.backbone.ray.mapping import (
+from ajet.backbone.ray.facts import (
     Machine,
     Remark,
     RunFacts,
@@ -21,7 +21,6 @@ from ajet.backbone.ray.mapping import (
     check_refused,
     micro_tokens,
     plain,
-    planned_facts,
     shared_notes,
 )
 from ajet.backbone.training_settings import learning_rate, warmup_steps
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig, Config
 
 HERE = "ajet.backbone.ray.trinity"
-WORKFLOW = f"{HERE}.workflow.GroupWorkflow"
-READER = f"{HERE}.workflow.TrinityTaskReader"
+WORKFLOW = f"{HERE}.host.GroupWorkflow"
+READER = f"{HERE}.host.TrinityTaskReader"
 CREDIT = f"{HERE}.algorithm.AjetCredit"
 SAMPLING = f"{HERE}.algorithm.WholeBatches"
 LOSS = f"{HERE}.algorithm.AjetPolicyLossWithReference"
@@ -124,15 +123,6 @@ def max_staleness(config: Config) -> int | None:
     return DEFAULT_STALENESS if sync_style(config) == "fully_async" else None
 
 
-def show(config: Config, machine: Machine) -> str:
-    """Trinity's final configuration as YAML, after what Trinity can't honour. Needs Trinity."""
-    from omegaconf import OmegaConf
-
-    composed = compose_trinity_config(trinity_settings(config, planned_facts(config), machine))
-    notes = [f"# {note}" for note in check_honoured(config, machine)]
-    return "\n".join([*notes, OmegaConf.to_yaml(OmegaConf.structured(composed))])
-
-
 def compose_trinity_config(settings: Settings, *, resolve: bool = True) -> Any:
     """Trinity's configuration with these settings. Raises ConfigError. `resolve`: look up what they name by `${…}`."""
     from omegaconf import OmegaConf
@@ -176,11 +166,9 @@ def unknown_keys(config: Config) -> Iterator[Remark]:
 
 def check_honoured(config: Config, machine: Machine) -> list[Remark]:
     """Our keys that Trinity can't honour: refused, or named once at start."""
-    return [
-        *shared_notes(config, "Trinity"),
-        *_refusals(config, machine),
-        *_approximations(config, machine),
-    ]
+    given = {key: value for key, value in pass_through(config).items() if key != STALENESS}
+    shared = shared_notes(config, machine, "Trinity", given, OURS)
+    return [*shared, *_refusals(config, machine), *_approximations(config, machine)]
 
 
 def _refusals(config: Config, machine: Machine) -> Iterator[Remark]:
@@ -207,11 +195,6 @@ def _refusals(config: Config, machine: Machine) -> Iterator[Remark]:
             f"{place}.resume", "Trinity resumes from the newest checkpoint of the experiment alone: `auto` or `never`"
         )
     for key in pass_through(config):
-        if key.startswith(OURS) and key != STALENESS:
-            yield Remark.refusal(
-                f"ajet.trinity.{key}",
-                "our own keys decide this on Trinity too: see ajet.trainer_common, ajet.rollout and ajet.model",
-            )
         if machine.cpu and key.startswith(OPTIMISER):
             yield Remark.refusal(
                 f"ajet.trinity.{key}",
@@ -221,8 +204,6 @@ def _refusals(config: Config, machine: Machine) -> Iterator[Remark]:
         yield Remark.refusal(f"{place}.optim.lr_scheduler_type", "Trinity knows `constant` and `cosine`")
     if ajet.model.lora.enabled and machine.cpu:
         yield Remark.refusal("ajet.model.lora", "the CPU trainer of this backbone trains whole weights")
-    elif ajet.model.lora.enabled and ajet.model.lora.dropout:
-        yield Remark.refusal("ajet.model.lora.dropout", "Trinity's adapters have no dropout: set it to 0")
     if common.val_only:
         yield Remark.refusal(f"{place}.val_only", "validate with `ajet eval`")
     late = pass_through(config).get(STALENESS) or 0
@@ -250,8 +231,6 @@ def _approximations(config: Config, machine: Machine) -> Iterator[Remark]:
             "on the CPU the rollout model and the train engine are ours, the embedded ones; explorer, scheduler, "
             "buffer, trainer and synchronizer are Trinity's",
         )
-    elif ajet.rollout.engine == "torch":
-        yield Remark("ajet.rollout.engine", "on GPUs vllm (or sglang) serves Trinity, not the embedded engine")
 
 
 def _run(config: Config, run: RunFacts, machine: Machine) -> Settings:

@@ -24,7 +24,7 @@ from trinity.manager.synchronizer import Synchronizer
 from trinity.trainer.trainer import TrainEngineWrapper
 
 from ajet.backbone.ray.credit import SEGMENTS
-from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.facts import RunPayload
 from ajet.backbone.ray.rows import AGENT, ROW, ordered
 from ajet.backbone.training_settings import train_settings
 from ajet.engine.model_source import ModelSource

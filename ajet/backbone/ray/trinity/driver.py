@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ajet.backbone.ray.collector import COLLECTOR, HEAD, EpisodeCollector
-from ajet.backbone.ray.payload import DriverInput, RunError, RunPayload, retry_slow_start, run_driver, wait_for_nodes
-from ajet.backbone.ray.start import PLATFORM
-from ajet.backbone.ray.trinity import plugin
+from ajet.backbone.ray.facts import DriverInput, RunError, RunPayload, run_driver
+from ajet.backbone.ray.start import PLATFORM, retry_slow_start, wait_for_nodes
+from ajet.backbone.ray.trinity import HOOK, install
 from ajet.backbone.ray.watcher import actor_named, first_line
 from ajet.schema.errors import AjetError
 
@@ -29,7 +29,7 @@ class StageFailedError(AjetError):
 
 def run_trinity(given: DriverInput) -> None:
     """Run Trinity's stages."""
-    plugin.install()
+    install()
 
     from ajet.backbone.ray.trinity.config import compose_trinity_config
 
@@ -46,7 +46,7 @@ def _start_ray(given: DriverInput, config: Any) -> None:
 
     # a Ray that was there before this driver does not pass on the driver's environment
     platform = {name: os.environ[name] for name in {PLATFORM} & os.environ.keys()}
-    runtime = {"env_vars": config.get_envs() | platform, "worker_process_setup_hook": plugin.HOOK}
+    runtime = {"env_vars": config.get_envs() | platform, "worker_process_setup_hook": HOOK}
     retry_slow_start(lambda: ray.init(namespace=config.ray_namespace, runtime_env=runtime, **given.ray))
     wait_for_nodes(given.nodes)
 

@@ -1,7 +1,9 @@
-"""Trinity's actors as ours: the explorer and trainer, `FileMonitor`, and `EpisodeHost`, which serves external runners.
+"""Trinity's parts as ours: `GroupWorkflow` runs a whole group of our episodes as one of its workflows, and
+`TrinityTaskReader` feeds it; the explorer and trainer, `FileMonitor`, and `EpisodeHost`, which serves external runners.
 
-Trinity runs its workflows in several processes; runners connect to one address. So each of those processes hands its
-groups to the host, on the head node, and gets them back when they have ended.
+Trinity lets a workflow repeat its task by itself, so one call is one group: retries, refilling and dynamic rollout are
+our pool's, as with every backbone. It runs its workflows in several processes; runners connect to one address. So each
+of those processes hands its groups to the host, on the head node, and gets them back when they have ended.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,21 +19,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import ray
 import trinity.trainer.trainer as trainer_module
-from trinity.common.config import Config
+from trinity.buffer.buffer_reader import BufferReader
+from trinity.common.config import Config as TrinityConfig
+from trinity.common.config import StorageConfig
 from trinity.common.constants import TRAINER_NAME, SyncStyle
 from trinity.common.experience import Experience
+from trinity.common.workflows.workflow import Task as TrinityTask
+from trinity.common.workflows.workflow import Workflow
 from trinity.explorer.explorer import Explorer
 from trinity.trainer.trainer import Trainer
 from trinity.utils.monitor import Monitor
 
 from ajet.backbone.ray.collector import COLLECTOR, GroupRunner
 from ajet.backbone.ray.engine import TrinityEngine
-from ajet.backbone.ray.payload import RunError, RunPayload
-from ajet.backbone.ray.rows import UPDATES, VERSIONS
+from ajet.backbone.ray.facts import RunError, RunPayload, training_stream
+from ajet.backbone.ray.rows import UPDATES, VERSIONS, empty_experience, group_experiences
 from ajet.backbone.ray.start import on_cpu
 from ajet.backbone.ray.watcher import first_line
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.task import Task
+from ajet.task_reader import build_reader, read_validation_tasks
 
 if TYPE_CHECKING:
     from ajet.config import Config
@@ -115,6 +122,126 @@ def _no_engine(config: Config) -> TrinityEngine:
     raise AssertionError("groups run in the host's process")
 
 
+_runners: dict[str, GroupRunner] = {}
+"""By the run's payload. Trinity builds a workflow per task; what they need opens once per process."""
+
+
+def _runner_of(payload: str, model: Any, processes: int) -> GroupRunner:
+    if payload not in _runners:
+        run = RunPayload.decode(payload)
+        _runners[payload] = HostedGroups(run, model) if run.remote_runners else group_runner(run, model, processes)
+    return _runners[payload]
+
+
+class GroupWorkflow(Workflow):  # type: ignore[misc]
+    """Built by Trinity for each task."""
+
+    can_repeat = True
+    is_async = True
+
+    def __init__(self, *, task: TrinityTask, model: Any, auxiliary_models: Any = None) -> None:
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+        self._repeats = 1
+        given = task.workflow_args
+        self._runner = _runner_of(given["payload"], model, given["processes"])
+
+    def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
+        """The group's number of episodes."""
+        self._repeats = repeat_times
+        self.run_id_base = run_id_base
+
+    async def run_async(self) -> list[Experience]:
+        """Run the group. A failure is reported, and ends the run: Trinity would go on without the group, or wait for an
+        hour if it has none."""
+        try:
+            return await self._run()
+        except Exception as error:
+            await self._runner.report(error)
+            raise
+
+    async def _run(self) -> list[Experience]:
+        task = Task.model_validate_json(self.task.raw_task["task"])
+        validation = bool(self.task.is_eval)
+        uid = group_name(self.task.batch_id, self.task.task_id)
+        await self._runner.open()  # that is not part of the rollout's time
+        begin = time.time()
+        group = await self._runner.run_group(
+            task,
+            group_id=uid,
+            batch_index=int(self.task.task_id),
+            step=step_of(self.task.batch_id),
+            occurrence=self.task.raw_task["occurrence"],
+            validation=validation,
+            num_repeat=self._repeats,
+        )
+        return self._experiences(group, uid, (begin, time.time()), validation=validation)
+
+    def _experiences(
+        self, group: EpisodeGroup, uid: str, span: tuple[float, float], *, validation: bool
+    ) -> list[Experience]:
+        if validation or not group.complete:
+            return [empty_experience(group, uid=uid, span=span)]
+        return group_experiences(group, [self._runner.samples(one) for one in group.episodes], uid=uid, span=span)
+
+
+def group_name(batch: int | str, task: int | str) -> str:
+    """The group's name: step, and place in its batch."""
+    return f"{batch}/{task}"
+
+
+def step_of(batch: int | str) -> int:
+    """The step that a batch belongs to; a validation's is `STEP/NAME`."""
+    return int(str(batch).partition("/")[0])
+
+
+class TrinityTaskReader(BufferReader):  # type: ignore[misc]
+    """Built by Trinity's explorer: once for training, and for each validation."""
+
+    def __init__(self, config: StorageConfig) -> None:
+        run = RunPayload.decode(config.workflow_args["payload"])
+        run.enter()
+        loaded = run.load_config()
+        self._config = config
+        self._position = config.index
+        if config.is_eval:
+            tasks = read_validation_tasks(build_reader(loaded))
+            self._task_at: Callable[[int], Task] = tasks.__getitem__
+            self._occurrence: Callable[[int], int] = lambda index: 0
+            self._end = len(tasks)
+        else:
+            stream = training_stream(loaded)
+            self._task_at, self._occurrence = stream.task_at, stream.occurrence_at
+            self._end = run.total_steps * loaded.ajet.data.train_batch_size
+
+    async def read(self, batch_size: int | None = None, **_: Any) -> list[TrinityTask]:
+        """The next tasks. Raises `StopAsyncIteration` after the last one."""
+        if self._position >= self._end:
+            raise StopAsyncIteration
+        end = min(self._end, self._position + (batch_size or self._config.batch_size))
+        tasks = [self._task(index) for index in range(self._position, end)]
+        self._position = end
+        return tasks
+
+    def __len__(self) -> int:
+        return self._end
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"current_index": self._position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._position = int(state_dict["current_index"])
+
+    def _task(self, index: int) -> TrinityTask:
+        return TrinityTask(
+            workflow=GroupWorkflow,
+            repeat_times=self._config.repeat_times,
+            workflow_args=self._config.workflow_args,
+            is_eval=self._config.is_eval,
+            raw_task={"task": self._task_at(index).model_dump_json(), "occurrence": self._occurrence(index)},
+            index={"index": index},
+        )
+
+
 LOOK_S = 0.2
 """Seconds between looks at the policy version while the explorer waits for it."""
 
@@ -137,7 +264,7 @@ class AjetExplorer(Explorer):  # type: ignore[misc]
 
     explore_step_num: int
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: TrinityConfig) -> None:
         super().__init__(config)
         self._max_staleness = config.algorithm.sample_strategy_args.get("max_staleness")
         run = RunPayload.decode(config.algorithm.advantage_fn_args["payload"])
@@ -211,7 +338,7 @@ class AjetExplorer(Explorer):  # type: ignore[misc]
 class AjetTrainer(Trainer):  # type: ignore[misc]
     """Reports staleness, and sizes the train engine's mini-batch by what a batch turned out to hold."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: TrinityConfig) -> None:
         if on_cpu():
             from ajet.backbone.ray.trinity.cpu_trainer import CpuTrainEngine
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone.metrics import from_verl
 from ajet.backbone.ray import launcher
-from ajet.backbone.ray.mapping import Machine, Remark, RunFacts, Settings, check_refused
-from ajet.backbone.ray.start import check_gpus, detect_machine, planned_machine, require_library
+from ajet.backbone.ray.facts import Machine, Remark, check_refused, planned_facts
+from ajet.backbone.ray.start import PLATFORM, NoGpuError, check_gpus, detect_machine, planned_machine, require_library
 from ajet.backbone.ray.verl.config import (
     check_honoured,
     checkpoint_step,
+    compose_verl_config,
     pass_through,
-    show,
     unknown_keys,
     verl_settings,
 )
@@ -38,10 +38,21 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) ->
 
 
 def show_config(config: Config) -> str:
-    """The configuration that verl is given, as YAML."""
+    """The configuration that verl is given, as YAML, after what verl can't honour."""
+    from omegaconf import OmegaConf
+
     adapter = VerlAdapter()
     adapter.require()
-    return show(config, adapter.detect_machine)
+    notes: list[object] = []
+    try:
+        machine = adapter.detect_machine()
+    except NoGpuError:
+        machine = Machine("cuda")
+        notes = [f"for machines with GPUs and flash-attn: this one has no GPU ({PLATFORM}=cpu shows the CPU's)"]
+    settings = verl_settings(config, planned_facts(config), machine)
+    composed = compose_verl_config(settings, given=pass_through(config))
+    notes += check_honoured(config, machine)
+    return "\n".join([*(f"# {note}" for note in notes), OmegaConf.to_yaml(composed)])
 
 
 def planned_notes(config: Config) -> list[Remark]:
@@ -55,6 +66,8 @@ class VerlAdapter:
     name = "verl"
     title = "verl"
     driver = "ajet.backbone.ray.verl.driver"
+    notes = staticmethod(check_honoured)
+    settings = staticmethod(verl_settings)
 
     def require(self) -> None:
         require_library("verl", "verl")
@@ -75,12 +88,6 @@ class VerlAdapter:
                 raise UserError(f"{key}: {size} does not divide the {gpus} GPUs of the run (nnodes x n_gpus_per_node)")
         if not machine.cpu:
             check_gpus(common.n_gpus_per_node, skip_memory=options.skip_check_avail_gpu)
-
-    def notes(self, config: Config, machine: Machine) -> list[Remark]:
-        return check_honoured(config, machine)
-
-    def settings(self, config: Config, facts: RunFacts, machine: Machine) -> Settings:
-        return verl_settings(config, facts, machine)
 
     def environment(self, scratch: Path) -> dict[str, str]:
         return {METRICS_PATH: str(scratch / "verl.jsonl"), "HYDRA_FULL_ERROR": "1"}

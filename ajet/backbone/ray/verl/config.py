@@ -7,14 +7,15 @@ credit stay ours, so verl's counterparts are set to pass them through.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from ajet.backbone.plan import installed, serving_engine, validation_repeats
-from ajet.backbone.ray.mapping import (
+from ajet.backbone.ray.facts import (
+    KEY,
     ONE_ROW,
     Machine,
     Remark,
@@ -23,11 +24,8 @@ from ajet.backbone.ray.mapping import (
     check_refused,
     micro_tokens,
     plain,
-    planned_facts,
     shared_notes,
 )
-from ajet.backbone.ray.payload import KEY
-from ajet.backbone.ray.start import PLATFORM, NoGpuError
 from ajet.gateway.chat import validation_temperature
 from ajet.observe.metrics import flatten
 from ajet.schema.errors import ConfigError
@@ -129,22 +127,6 @@ def checkpoint_step(folder: str) -> int | None:
     return int(step) if step != name and step.isdecimal() else None
 
 
-def show(config: Config, detect_machine: Callable[[], Machine]) -> str:
-    """verl's final configuration as YAML, after what verl can't honour. Needs verl."""
-    from omegaconf import OmegaConf
-
-    remarks: list[str] = []
-    try:
-        machine = detect_machine()
-    except NoGpuError:
-        machine = Machine("cuda")
-        remarks = [f"# for machines with GPUs and flash-attn: this one has no GPU ({PLATFORM}=cpu shows the CPU's)"]
-    settings = verl_settings(config, planned_facts(config), machine)
-    composed = compose_verl_config(settings, given=pass_through(config))
-    notes = [f"# {note}" for note in check_honoured(config, machine)]
-    return "\n".join([*remarks, *notes, OmegaConf.to_yaml(composed)])
-
-
 def compose_verl_config(settings: Settings, given: Settings | None = None) -> DictConfig:
     """verl's own defaults with these settings. `given`: what the user wrote for verl; must name keys verl has.
 
@@ -213,10 +195,11 @@ def _unknown(given: Settings, defaults: DictConfig) -> dict[str, str]:
 
 def check_honoured(config: Config, machine: Machine) -> list[Remark]:
     """Our keys that verl can't honour: refused, or named once at start."""
-    return [*shared_notes(config, "verl"), *_notes(config, machine)]
+    given = pass_through(config)
+    return [*shared_notes(config, machine, "verl", given, OURS), *_notes(config, machine, given)]
 
 
-def _notes(config: Config, machine: Machine) -> Iterator[Remark]:
+def _notes(config: Config, machine: Machine, given: Settings) -> Iterator[Remark]:
     ajet = config.ajet
     common = ajet.trainer_common
     correction = common.algorithm.rollout_correction
@@ -231,24 +214,13 @@ def _notes(config: Config, machine: Machine) -> Iterator[Remark]:
         yield Remark("ajet.trainer_common.keep_checkpoints", f"with verl, the newest {LEAST_KEPT} are kept")
     if common.resume not in ("auto", "never") and checkpoint_step(common.resume) is None:
         yield Remark.refusal("ajet.trainer_common.resume", "verl's checkpoints are folders named global_step_N")
-    given = pass_through(config)
     if given.get(TRAINER_MODE) == "separate_async" and given.get(SYNC_STEP) != 1:
         yield Remark.refusal(
             f"ajet.verl.{SYNC_STEP}",
             "verl would cut a step into batches, and credit is computed over the whole step: set it to 1",
         )
-    for key in given:
-        if f"{key.removeprefix('+')}.".startswith(OURS):
-            yield Remark.refusal(
-                f"ajet.verl.{key}",
-                "our own keys decide this on verl too: see ajet.trainer_common, ajet.rollout and ajet.model",
-            )
-    if ajet.model.lora.enabled and ajet.model.lora.dropout:
-        yield Remark.refusal("ajet.model.lora.dropout", "verl's adapters have no dropout: set it to 0")
     if machine.cpu and ajet.rollout.engine != "torch":
         yield Remark("ajet.rollout.engine", f"on the CPU the embedded engine serves verl, not {ajet.rollout.engine}")
-    if not machine.cpu and ajet.rollout.engine == "torch":
-        yield Remark("ajet.rollout.engine", "on GPUs vllm (or sglang) serves verl, not the embedded engine")
 
 
 def _data(config: Config, run: RunFacts, machine: Machine) -> Settings:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
-from ajet.backbone.ray.payload import DriverInput, RunPayload, retry_slow_start, run_driver, wait_for_nodes
-from ajet.backbone.ray.start import PLATFORM
+from ajet.backbone.ray.facts import DriverInput, RunPayload, run_driver
+from ajet.backbone.ray.start import PLATFORM, retry_slow_start, wait_for_nodes
 from ajet.backbone.ray.verl import METRICS_PATH
 from ajet.backbone.ray.verl.config import compose_verl_config, pass_through
 from ajet.schema.errors import UserError

@@ -18,10 +18,11 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from ajet.backbone.ray.credit import PLACE, BatchCredit, BatchRow, RowLayout, credit_batch, in_order, lay_out
-from ajet.backbone.ray.payload import KEY, RunPayload, training_stream, validation_tasks
+from ajet.backbone.ray.facts import KEY, RunPayload, training_stream
 from ajet.backbone.ray.rows import WEIGHTS, blank_row, nested
 from ajet.backbone.ray.verl.worker import EpisodeManager, current_manager
 from ajet.schema.task import Task
+from ajet.task_reader import build_reader, read_validation_tasks
 
 POLL_S = 0.25
 """Seconds between looks at the queue. verl's own 2 s would be most of a small step."""
@@ -167,7 +168,7 @@ class TaskDataset(Dataset[dict[str, Any]]):
             self._length = run.total_steps * loaded.ajet.data.train_batch_size * SPARE
         else:
             # without validation tasks nothing is validated, but verl's loader must hold something
-            self._tasks = validation_tasks(loaded) or training_stream(loaded).tasks[:1]
+            self._tasks = read_validation_tasks(build_reader(loaded)) or training_stream(loaded).tasks[:1]
             self._length = len(self._tasks)
 
     def __len__(self) -> int:

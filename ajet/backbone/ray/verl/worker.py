@@ -20,7 +20,7 @@ from ajet.backbone.plan import validation_repeats
 from ajet.backbone.ray.collector import COLLECTOR, HEAD, EpisodeCollector, GroupRunner
 from ajet.backbone.ray.credit import PLACE
 from ajet.backbone.ray.engine import ServerEngine, ServerKind
-from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.facts import RunPayload
 from ajet.backbone.ray.rows import Row, group_rows, stand_in, validation_row
 from ajet.backbone.ray.verl import plugin
 from ajet.backbone.ray.verl.client import with_versions

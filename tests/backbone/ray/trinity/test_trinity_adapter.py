@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ajet.backbone import LaunchOptions
-from ajet.backbone.ray.mapping import Machine
+from ajet.backbone.ray.facts import Machine
 from ajet.backbone.ray.trinity import TrinityAdapter, padding_notes
 from ajet.config import make_config
 from ajet.engine.tiny_models import tiny_folder

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.ray.mapping import Machine, RunFacts
+from ajet.backbone.ray.facts import Machine, RunFacts
 from ajet.backbone.ray.trinity import TrinityAdapter
 from ajet.backbone.ray.trinity.config import (
     CPU_GPUS,

@@ -153,7 +153,7 @@ def gradient(batch: Any) -> dict[str, Any]:
 def test_the_loss_with_kl_and_entropy_is_a_sum_over_tokens_whatever_the_micro_batches(kind: str) -> None:
     import torch
 
-    from ajet.backbone.ray.payload import RunPayload
+    from ajet.backbone.ray.facts import RunPayload
     from ajet.backbone.ray.trinity.algorithm import AjetEntropy, AjetPolicyLossWithReference
     from ajet.config import make_config
 
@@ -306,7 +306,7 @@ def test_a_batch_without_a_usable_group_trains_nothing() -> None:
 @pytest.mark.parametrize("users", [True, False])
 def test_a_group_that_raises_ends_the_run(users: bool) -> None:
     """Trinity would go on without it."""
-    from ajet.backbone.ray.trinity.workflow import GroupWorkflow
+    from ajet.backbone.ray.trinity.host import GroupWorkflow
     from ajet.schema.errors import ConfigError
 
     reported: list[BaseException] = []

@@ -64,8 +64,7 @@ def unpad(values: Any, mask: Any) -> tuple[Any, Any, Any]:
 
 def composed(config: Any) -> Any:
     """Trinity's configuration for GPUs."""
-    from ajet.backbone.ray.mapping import Machine, RunFacts
-    from ajet.backbone.ray.payload import RunPayload
+    from ajet.backbone.ray.facts import Machine, RunFacts, RunPayload
     from ajet.backbone.ray.trinity.config import compose_trinity_config, trinity_settings
     from ajet.engine.model_source import ModelSource
 

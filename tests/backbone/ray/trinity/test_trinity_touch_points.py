@@ -87,7 +87,7 @@ def test_the_gpu_trainer_reads_the_mini_batch_at_each_step() -> None:
 
 
 def test_every_key_that_we_set_is_one_that_trinity_has() -> None:
-    from ajet.backbone.ray.mapping import Machine, RunFacts
+    from ajet.backbone.ray.facts import Machine, RunFacts
     from ajet.backbone.ray.trinity.config import CPU_GPUS, compose_trinity_config, trinity_settings
     from ajet.config import make_config
     from ajet.schema.errors import ConfigError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbone.ray.mapping import Machine, RunFacts
+from ajet.backbone.ray.facts import Machine, RunFacts
 from ajet.backbone.ray.verl.config import compose_verl_config, pass_through, verl_settings
 from ajet.cli.migrate import migrate, read, written
 from ajet.config import load_config

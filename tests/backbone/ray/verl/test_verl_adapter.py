@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.backbone import LaunchOptions
-from ajet.backbone.ray.mapping import Machine
+from ajet.backbone.ray.facts import Machine
 from ajet.backbone.ray.verl import VerlAdapter
 from ajet.config import make_config
 from ajet.schema.errors import UserError

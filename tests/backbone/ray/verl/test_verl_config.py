@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ajet.backbone.plan import training_steps
-from ajet.backbone.ray.mapping import Machine, RunFacts
+from ajet.backbone.ray.facts import Machine, RunFacts
 from ajet.backbone.ray.verl.config import check_honoured, pass_through, verl_settings
 from ajet.config import make_config
 from ajet.schema.errors import ConfigError

@@ -42,8 +42,7 @@ def make_worker(config: Any, *, optimizer: str = "SGD") -> Any:
     """verl's training worker on the CPU, with our engine, as our mapping configures them."""
     import verl  # noqa: F401 - loads our plugin, which registers the engine
 
-    from ajet.backbone.ray.mapping import Machine, RunFacts
-    from ajet.backbone.ray.payload import RunPayload
+    from ajet.backbone.ray.facts import Machine, RunFacts, RunPayload
     from ajet.backbone.ray.verl.config import verl_settings
     from ajet.backbone.ray.verl.train_engine import AjetTrainEngine
     from ajet.engine.model_source import ModelSource

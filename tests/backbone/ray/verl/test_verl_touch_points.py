@@ -202,7 +202,7 @@ def test_a_process_of_verls_own_loads_the_plugin() -> None:
 def test_every_key_that_we_set_is_one_that_verl_has() -> None:
     from pathlib import Path
 
-    from ajet.backbone.ray.mapping import Machine, RunFacts
+    from ajet.backbone.ray.facts import Machine, RunFacts
     from ajet.backbone.ray.verl.config import compose_verl_config, verl_settings
     from ajet.config import make_config
     from ajet.schema.errors import ConfigError

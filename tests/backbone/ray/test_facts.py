@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ajet.backbone.ray.payload import RunPayload
+from ajet.backbone.ray.facts import RunPayload
 from ajet.config import make_config
 
 
