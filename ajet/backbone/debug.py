@@ -26,8 +26,8 @@ from ajet.observe.progress_state import FailureTally
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.schema.chat import Message, plain_text
 from ajet.schema.episode import ROOT, Call, Episode
-from ajet.schema.errors import condensed
-from ajet.schema.printable import printable
+from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, condensed
+from ajet.schema.printable import counted, printable
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks
 from ajet.task_runner.breakpoints import one_prompt
@@ -86,7 +86,11 @@ class JsonView(View):
     """One JSON object per episode, on standard output."""
 
     def show(self, episode: Episode, query: str) -> None:
-        shown = {"event": "episode", "query": query, **facts(episode), "calls": calls(episode)}
+        calls = [
+            {"agent": call.agent, "turn": call.turn + 1, "new_messages": call.new_messages, "reply": call.reply}
+            for call in episode.tree.calls
+        ]
+        shown = {"event": "episode", "query": query, **facts(episode), "calls": calls}
         print(json.dumps(shown), file=self.out)
 
     def close(self, folder: Path) -> None:
@@ -113,7 +117,7 @@ class EpisodeView(View):
     def started(self, tasks: int, parallel: int) -> None:
         self._total = tasks
         pace = "one at a time" if parallel == 1 else f"at most {parallel} at a time"
-        self._line(f"{tasks} task{'s' * (tasks != 1)}, one episode each, {pace}", "dim")
+        self._line(f"{counted(tasks, 'task')}, one episode each, {pace}", "dim")
 
     def show(self, episode: Episode, query: str) -> None:
         self._console.file = self.out
@@ -170,7 +174,7 @@ class EpisodeView(View):
         failed = sum(not episode.usable for episode in self.episodes)
         interrupted = f", {self._total - len(self.episodes)} not run" * (len(self.episodes) < self._total)
         self._line(
-            f"{_counted(len(self.episodes), 'episode')}, {failed} without a reward{interrupted}. Recorded in {folder}"
+            f"{counted(len(self.episodes), 'episode')}, {failed} without a reward{interrupted}. Recorded in {folder}"
         )
 
     def _table(self) -> Any:
@@ -191,7 +195,7 @@ class EpisodeView(View):
                 str(row["status"]),
                 "–" if episode.reward is None else f"{episode.reward:g}",
                 {True: "yes", False: "no", None: "–"}[success],
-                *(str(row[name]) for name in ("turns", "tool_calls", "tokens")),
+                *(str(row[name]) for name in COUNTED),
                 f"{row['seconds']:.1f}",
             ]
             style = "" if episode.usable else "red"
@@ -203,28 +207,21 @@ class EpisodeView(View):
         self._console.print(printable(text), style=style or None, markup=False)
 
 
-def _alike(one: Message, other: Message) -> bool:
-    return (one.get("role"), plain_text(one.get("content")).strip()) == (
-        other.get("role"),
-        plain_text(other.get("content")).strip(),
-    )
+def _alike(*two: Message) -> bool:
+    return len({(one.get("role"), plain_text(one.get("content")).strip()) for one in two}) == 1
 
 
 def in_short(episode: Episode) -> str:
     """`completed · reward 1 · 2 turns, 1 tool call, 34 tokens · 1.2 s`"""
     row = facts(episode)
     reward = "no reward" if episode.reward is None else f"reward {episode.reward:g}"
-    counts = ", ".join(_counted(int(row[name]), word) for name, word in COUNTED)
+    counts = ", ".join(counted(int(row[name]), name[:-1].replace("_", " ")) for name in COUNTED)
     outcomes = f" ({', '.join(episode.outcomes)})" if episode.outcomes else ""
     tries = f" · {episode.attempts} attempts" if episode.attempts > 1 else ""
     return f"{episode.status}{outcomes} · {reward} · {counts} · {row['seconds']:.1f} s{tries}"
 
 
-COUNTED = (("turns", "turn"), ("tool_calls", "tool call"), ("tokens", "token"))
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"
+COUNTED = ("turns", "tool_calls", "tokens")
 
 
 def facts(episode: Episode) -> dict[str, Any]:
@@ -244,14 +241,6 @@ def facts(episode: Episode) -> dict[str, Any]:
     }
 
 
-def calls(episode: Episode) -> list[dict[str, Any]]:
-    """Each model call: who asked, which messages were new, what came back."""
-    return [
-        {"agent": call.agent, "turn": call.turn + 1, "new_messages": call.new_messages, "reply": call.reply}
-        for call in episode.tree.calls
-    ]
-
-
 def tool_calls(message: Message) -> Iterator[tuple[str, str]]:
     """The name and arguments of each tool call."""
     for call in message.get("tool_calls") or ():
@@ -267,8 +256,6 @@ def shortened(text: str, limit: int = TEXT_CHARS) -> str:
     return text.replace("\n", "\n       ")
 
 
-EXIT_ALL_FAILED = 1
-EXIT_INTERRUPTED = 130
 DEBUGGER_QUIT = "BdbQuit"
 
 
@@ -333,10 +320,10 @@ class _DebugRun:
                 self._run_episodes(runtime)
                 self._recorder.use_tokenizer(runtime.model().tokenizer)
         except KeyboardInterrupt:
-            return EXIT_INTERRUPTED
+            self._quit = True
         if self._quit:
             return EXIT_INTERRUPTED
-        return 0 if any(episode.usable for episode in self._view.episodes) else EXIT_ALL_FAILED
+        return 0 if any(episode.usable for episode in self._view.episodes) else EXIT_FAILED
 
     def _run_episodes(self, runtime: Runtime) -> None:
         """Ctrl-C ends the episodes as `cancelled`; they are shown and recorded like any other."""

@@ -10,7 +10,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
@@ -164,7 +164,7 @@ def report_text(
     room = min(width, WIDEST) - len(LABEL.format(""))
     if whole and (story := before_and_after(steps, folder / "episodes.sqlite", room)):
         lines += [*story, ""]
-    held = _held(steps, "val/return/mean") if len(validated) > 1 else []  # one is in the table, and makes no curve
+    held = _held_returns(steps) if len(validated) > 1 else []  # one is in the table, and makes no curve
     for label, values in (("training return", returns), ("validation", held)):
         if values:
             bars = sparkline(values, max(min(WIDTH, room - 12), 8))
@@ -237,14 +237,12 @@ def _shortened(text: str, width: int) -> str:
     return f"{set_cell_size(text, half).rstrip()} … {set_cell_size(text[::-1], half)[::-1].lstrip()}"
 
 
-def _held(steps: list[dict[str, Any]], name: str) -> list[float]:
-    """A metric's value at each step from the first that has it; a step without it has that of the step before."""
+def _held_returns(steps: list[dict[str, Any]]) -> list[float]:
+    """The validation return at each step from the first that has it; a step without it has that of the step before."""
     values: list[float] = []
     for step in steps:
-        if name in step:
-            values.append(step[name])
-        elif values:
-            values.append(values[-1])
+        if "val/return/mean" in step or values:
+            values.append(step.get("val/return/mean", values[-1] if values else 0.0))
     return values
 
 
@@ -328,30 +326,26 @@ def validation_metrics(groups: Sequence[EpisodeGroup], threshold: float) -> dict
 
 
 PLACE = "ajet.trainer_common.early_stop"
+MEASURED = ("best", "best_step", "latest", "since")
+"""What a checkpoint keeps of an early stop, beside the metric's name."""
 OF_EPISODES = re.compile("val/(reward|tag|user|time|episode|status|outcome|failure|masked|dropped|fork)/")
 """How metrics begin of which only a validation's episodes tell whether there are any."""
 
 
 @dataclass(slots=True)
-class _Measured:
-    """What a checkpoint keeps."""
+class EarlyStop:
+    """Follows one metric of the validations; higher is better."""
 
+    metric: str
+    _: KW_ONLY
+    patience: int | None
+    min_delta: float
+    target: float | None
     best: float | None = None
     best_step: int = 0
     latest: float | None = None
     since: int = 0
     """Validations since the best one."""
-
-
-class EarlyStop:
-    """Follows one metric of the validations; higher is better."""
-
-    def __init__(self, metric: str, *, patience: int | None, min_delta: float, target: float | None) -> None:
-        self.metric = metric
-        self.patience = patience
-        self.min_delta = min_delta
-        self.target = target
-        self._measured = _Measured()
 
     @classmethod
     def from_config(cls, config: Config, validation_tasks: int) -> EarlyStop:
@@ -377,13 +371,11 @@ class EarlyStop:
         """Take in a validation. One without a score, because all of its episodes failed, says nothing."""
         if not self.active or "val/success" not in metrics:
             return
-        value = self._value(metrics)
-        mine = self._measured
-        mine.latest = value
-        if mine.best is None or value > mine.best + self.min_delta:
-            mine.best, mine.best_step, mine.since = value, step, 0
+        value = self.latest = self._value(metrics)
+        if self.best is None or value > self.best + self.min_delta:
+            self.best, self.best_step, self.since = value, step, 0
         else:
-            mine.since += 1
+            self.since += 1
 
     def _value(self, metrics: Mapping[str, float]) -> float:
         if self.metric in metrics:
@@ -395,26 +387,25 @@ class EarlyStop:
     @property
     def reason(self) -> str | None:
         """Why the run should end now, and which key says so; None: it should go on."""
-        mine = self._measured
-        if mine.latest is None or mine.best is None:
+        if self.latest is None or self.best is None:
             return None
-        if self.target is not None and mine.latest >= self.target:
-            return f"{self.metric} is {mine.latest:.4g} ({PLACE}.target: {self.target:g})"
-        if self.patience is not None and mine.since >= self.patience:
+        if self.target is not None and self.latest >= self.target:
+            return f"{self.metric} is {self.latest:.4g} ({PLACE}.target: {self.target:g})"
+        if self.patience is not None and self.since >= self.patience:
             return (
-                f"{self.metric} has not risen above {mine.best:.4g}, its value after step {mine.best_step}, in "
-                f"{mine.since} validations ({PLACE}.patience: {self.patience})"
+                f"{self.metric} has not risen above {self.best:.4g}, its value after step {self.best_step}, in "
+                f"{self.since} validations ({PLACE}.patience: {self.patience})"
             )
         return None
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"metric": self.metric, **asdict(self._measured)}
+        return {name: getattr(self, name) for name in ("metric", *MEASURED)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue. If another metric was followed until now, its values mean nothing here."""
         if state["metric"] == self.metric:
-            self._measured = _Measured(**{name: state[name] for name in _Measured.__slots__})
+            self.best, self.best_step, self.latest, self.since = (state[name] for name in MEASURED)
 
 
 MANY_ABANDONED = 0.5
