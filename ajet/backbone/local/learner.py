@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from ajet.backbone.failures import GapWatch
-from ajet.backbone.local.weights import weight_sync
+from ajet.backbone.local.weights import WeightFolder
 from ajet.backbone.metrics import staleness
 from ajet.backbone.training_settings import TEACHER, has_reference, train_settings
 from ajet.engine.attention_rules import fix_longrope, length_dependent_rope
@@ -138,12 +138,17 @@ class Learner:
         self._engine = runtime.engine_ready()
         self._device = device
         self._overlaps = config.ajet.rollout.max_staleness > 0
-        self._sync = weight_sync(config, self._engine, device)
-        model = self._with_rope_of_engine(self._sync.model)
+        self._folder = None if config.ajet.rollout.engine == "torch" else WeightFolder(config, device)
+        """Where an engine with weights of its own finds each version. The embedded one shares its parameters with the
+        trainer, so only one of them may work at a time."""
+        embedded: Any = self._engine
+        self._source = self._folder or embedded
+        """Of the model, and of how many threads the trainer may use."""
+        model = self._with_rope_of_engine(self._source.model)
         self.tokenizer = runtime.model().tokenizer
         if config.ajet.model.lora.enabled:
             model = with_adapters(model, config.ajet.model.lora)
-        if self._sync.shared:
+        if self._folder is None:
             _mention_gpus()
         self.on_gpu = on_gpu = next(model.parameters()).device.type == "cuda"
         settings = train_settings(config, total_steps, on_gpu=on_gpu)
@@ -176,11 +181,11 @@ class Learner:
         """Train on these episodes; the engine then serves the result as this version."""
         batch = [(episode.tree, given) for episode, given in zip(episodes, credit.episodes, strict=True)]
         with self._engine_away(not self._overlaps):
-            torch.set_num_threads(self._sync.cpu_threads)
+            torch.set_num_threads(self._source.cpu_threads)
             with self._trainer_at_work():
                 taught = None if self._teacher is None else self._teacher.logprobs(batch)
                 lag = staleness(batch, version=version - 1)
-                here = self._sync.shared and lag.get("train/staleness/max") == 0
+                here = self._folder is None and lag.get("train/staleness/max") == 0
                 metrics = self.trainer.update(batch, taught, sampled_by_this=here)
             self._gap.look_at(version, metrics | lag)
             with self._engine_away(self._overlaps):
@@ -190,9 +195,10 @@ class Learner:
     def _serve(self, version: int) -> float:
         """Have the engine serve the current weights as this version. Returns how long that took."""
         began = time.perf_counter()
-        source = self._sync.source(self.trainer.model, version)
-        self._runtime.run(self._engine.load_weights(source, version))
-        self._sync.served()
+        written = None if self._folder is None else self._folder.source(self.trainer.model, version)
+        self._runtime.run(self._engine.load_weights(written, version))
+        if self._folder is not None:
+            self._folder.served()
         return time.perf_counter() - began
 
     @contextmanager
@@ -258,7 +264,8 @@ class Learner:
 
     def close(self) -> None:
         """Remove what was written for the engine. To be called when the engine has ended."""
-        self._sync.close()
+        if self._folder is not None:
+            self._folder.close()
 
 
 def seed_everything(seed: int, *, deterministic: bool) -> None:

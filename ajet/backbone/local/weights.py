@@ -1,7 +1,7 @@
-"""`weight_sync`: what brings the trainer's weights of a version to the engine.
+"""`WeightFolder`: brings the trainer's weights of a version to an engine with weights of its own.
 
-The embedded engine computes with the trainer's own parameters: there is nothing to bring. Every other engine has
-weights of its own and reads each version from a folder: whole weights as `transformers` saves them, or a LoRA adapter.
+The embedded engine computes with the trainer's own parameters: there is nothing to bring. Every other engine reads each
+version from a folder: whole weights as `transformers` saves them, or a LoRA adapter.
 The folders are private to this user, in the machine's shared memory where they fit, and `rollout.weights_folder` puts
 them elsewhere. A version's folder appears whole, and is removed once the engine serves the next one.
 """
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from ajet.engine.base import Engine
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import ConfigError
 from ajet.trainer.checkpoint import share
@@ -39,39 +38,8 @@ VERSIONS_AT_ONCE = 3
 """The one that is served, the one that is written, and as much again for everybody else."""
 
 
-def weight_sync(config: Config, engine: Engine, device: str | None) -> SharedParameters | WeightFolder:
-    """The way of handing weights to this kind of engine. `device`: where a model of the trainer's own belongs."""
-    if config.ajet.rollout.engine == "torch":
-        return SharedParameters(engine)
-    return WeightFolder(config, device)
-
-
-class SharedParameters:
-    """The embedded engine's model, trained in place."""
-
-    shared = True
-    """Trainer and engine compute with the same parameters, so only one of them may work at a time."""
-
-    def __init__(self, engine: Any) -> None:
-        self.model: Any = engine.model
-        self.cpu_threads: int = engine.cpu_threads
-        """How many threads the trainer may use."""
-
-    def source(self, model: Any, version: int) -> Path | None:
-        """Nothing: the engine has them already."""
-        return None
-
-    def served(self) -> None:
-        """Nothing was written."""
-
-    def close(self) -> None:
-        """Nothing is left behind."""
-
-
 class WeightFolder:
     """A model of the trainer's own, written into a folder for each version."""
-
-    shared = False
 
     def __init__(self, config: Config, device: str | None) -> None:
         import torch

@@ -304,7 +304,7 @@ class PromptRun:
             self.recorder.rewind(last)
         self.progress.state.spent = RunningTotal.of(read_metrics(self.experiment.path / "metrics.jsonl"))
         if not resumed:
-            self._note_start()
+            self.journal.note("started", format=FORMAT, **self._started())
         rounds = self.algorithm.rounds
         self.progress.start(self.experiment.name, "prompt", rounds, earlier.round, self.options.viewer, unit="round")
         ajet = self.config.ajet
@@ -327,50 +327,37 @@ class PromptRun:
             episodes_per_trial=self.tuning.repeats,
         )
 
-    def _note_start(self) -> None:
-        self.journal.note(
-            "started",
-            format=FORMAT,
-            algorithm=self.tuning.algorithm,
-            settings=self._settings(),
-            version=self.start.version,
-            tasks=self._task_names(),
-            queries=self._queries(),
-        )
-
-    def _settings(self) -> dict[str, Any]:
-        """What a resumed run may not change."""
+    def _started(self) -> dict[str, Any]:
+        """What a resumed run may not change: it compares candidates on the same tasks, from one start."""
         kept = self.tuning.model_dump(mode="json", exclude={"templates", "budget", "rounds", "proposer_timeout"})
-        return {**kept, "seed": self.config.ajet.rollout.seed}
-
-    def _task_names(self) -> dict[str, list[str]]:
         split = self.split
         named = {"search": split.search, "validation": split.validation, "confirmation": split.confirmation}
-        return {what: list(tasks) for what, tasks in named.items()}
-
-    def _queries(self) -> dict[str, str]:
-        return {name: task.main_query for name, task in self.split.all.items()}
+        return {
+            "algorithm": self.tuning.algorithm,
+            "settings": {**kept, "seed": self.config.ajet.rollout.seed},
+            "version": self.start.version,
+            "tasks": {what: list(tasks) for what, tasks in named.items()},
+            "queries": {name: task.main_query for name, task in split.all.items()},
+        }
 
     def _refuse_what_changed(self) -> None:
-        """A search compares candidates on the same tasks, from one start."""
-        started = self.history.started
-        if not started:
+        if not (started := self.history.started):
             return
+        now = self._started()
         folder = self.experiment.path
         again = f"to start over, use {FRESH}, or choose another experiment_name"
-        if started["version"] != self.start.version:
+        if started["version"] != now["version"]:
             raise ConfigError(
                 f"ajet.prompt_tuning.templates: the search in {folder} began with other templates (version "
-                f"{started['version']}, now {self.start.version}): restore them to resume it; {again}"
+                f"{started['version']}, now {now['version']}): restore them to resume it; {again}"
             )
-        before, now = started["settings"], self._settings()
-        changed = [key for key in now if before.get(key) != now[key]]
-        if changed:
-            raise ConfigError(
-                f"ajet.prompt_tuning.{changed[0]}: the search in {folder} began with {before.get(changed[0])!r}, now "
-                f"it is {now[changed[0]]!r}: restore it to resume; {again}"
-            )
-        if started["tasks"] != self._task_names() or started["queries"] != self._queries():
+        for key, value in now["settings"].items():
+            if (before := started["settings"].get(key)) != value:
+                raise ConfigError(
+                    f"ajet.prompt_tuning.{key}: the search in {folder} began with {before!r}, now it is {value!r}: "
+                    f"restore it to resume; {again}"
+                )
+        if started["tasks"] != now["tasks"] or started["queries"] != now["queries"]:
             raise ConfigError(f"ajet.task_reader: the search in {folder} began with other tasks: {again}")
         ended, limits = self.history.ended, self.tuning.budget.model_dump(mode="json")
         if ended is not None and ended["rounds"] >= self.algorithm.rounds and ended["limits"] == limits:

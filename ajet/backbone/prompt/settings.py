@@ -195,23 +195,11 @@ def make_algorithm(config: Config) -> Algorithm:
 def _own_keys(config: Config) -> dict[str, Any]:
     """The keys of a ready algorithm. One of the user's own is made without any."""
     tuning = config.ajet.prompt_tuning
-    if tuning.algorithm == "apo":
-        apo = tuning.apo
-        return {
-            "beam_width": apo.beam_width,
-            "branch_factor": apo.branch_factor,
-            "critique_batch": apo.critique_batch,
-            "score_batch": apo.score_batch,
-        }
-    if tuning.algorithm == "gepa":
-        gepa = tuning.gepa
-        return {
-            "minibatch": gepa.minibatch,
-            "merges": gepa.merges,
-            "perfect_score": gepa.perfect_score,
-            "in_turn": tuning.tune == "in_turn",
-        }
-    return {"proposals": tuning.best_of.proposals} if tuning.algorithm == "best_of" else {}
+    sections = {"apo": tuning.apo, "gepa": tuning.gepa, "best_of": tuning.best_of}
+    if tuning.algorithm not in sections:
+        return {}
+    keys = sections[tuning.algorithm].model_dump()
+    return keys | {"in_turn": tuning.tune == "in_turn"} if tuning.algorithm == "gepa" else keys
 
 
 def _with_rounds(algorithm: Any, rounds: int) -> Algorithm:

@@ -170,7 +170,6 @@ def _watch_driver(
         progress.phase("train", detail=f"{adapter.name} on Ray; its log is {prepared.log}")
         child = stack.enter_context(
             started_child(
-                adapter.title,
                 [adapter.driver, str(scratch / DRIVER_INPUT)],
                 environment=environment,
                 log=prepared.log,
@@ -183,7 +182,8 @@ def _watch_driver(
         silence_s = max(SILENCE_S, 2 * config.ajet.rollout.episode_timeout)
         gap = GapWatch(machine.dtype(config.ajet.model.dtype))
         sources = [episodes, *adapter.sources(config, scratch)]
-        code = watch(child, sources, Tail(scratch / WARNINGS), experiment, progress, gap, silence_s=silence_s)
+        warnings = Tail(scratch / WARNINGS)
+        code = watch(adapter.title, child, sources, warnings, experiment, progress, gap, silence_s=silence_s)
     if code != 0:
         raise why_it_failed(adapter.title, code, RunError.read(scratch), prepared.log, experiment.masker.text)
 

@@ -81,26 +81,15 @@ LEFT_OUT = "(the run, encoded)"
 """Stands in the log in place of our payload."""
 
 
-class Child(NamedTuple):
-    """A driver that is running."""
-
-    name: str
-    """What it trains with, for messages."""
-    process: subprocess.Popen[bytes]
-    output: ChildLog
-    log: Path
-
-
 @contextmanager
 def started_child(
-    name: str,
     arguments: Sequence[str],
     *,
     environment: Mapping[str, str],
     log: Path,
     payload: str,
     mask: Callable[[str], str],
-) -> Iterator[Child]:
+) -> Iterator[ChildLog]:
     """`python -m …`, its output copied to `log`. It and its own children end with the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", *arguments],
@@ -110,13 +99,13 @@ def started_child(
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    output = ChildLog(process, log, payload=payload, mask=mask)
+    child = ChildLog(process, log, payload=payload, mask=mask)
     try:
-        yield Child(name, process, output, log)
+        yield child
     finally:
         end_all(RAY_RUN, environment[RAY_RUN], session=process.pid)
         process.wait()
-        output.finish()
+        child.finish()
 
 
 class ChildLog:
@@ -125,10 +114,12 @@ class ChildLog:
     `spoke` is when the child last wrote something.
     """
 
-    def __init__(self, child: subprocess.Popen[bytes], path: Path, *, payload: str, mask: Callable[[str], str]) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], path: Path, *, payload: str, mask: Callable[[str], str]
+    ) -> None:
         self.spoke = time.monotonic()
-        self._child = child
-        self._path = path
+        self.process = process
+        self.path = path
         self._payload = payload
         self._mask = mask
         self._thread = threading.Thread(target=self._copy, name="driver-log", daemon=True)
@@ -139,9 +130,9 @@ class ChildLog:
         self._thread.join(timeout_s)
 
     def _copy(self) -> None:
-        assert self._child.stdout is not None
-        with self._path.open("a", encoding="utf-8") as file:
-            for raw in self._child.stdout:
+        assert self.process.stdout is not None
+        with self.path.open("a", encoding="utf-8") as file:
+            for raw in self.process.stdout:
                 line = raw.decode(errors="replace")
                 if (lacks := LACKS.search(line)) is None:
                     self.spoke = time.monotonic()
@@ -223,7 +214,8 @@ class Source(NamedTuple):
 
 
 def watch(
-    child: Child,
+    title: str,
+    child: ChildLog,
     sources: Sequence[Source],
     warnings: Tail,
     experiment: ExperimentFolder,
@@ -248,9 +240,9 @@ def watch(
                     progress.step(step, known.pop(step))
         if code is not None:
             return code
-        if time.monotonic() - child.output.spoke > silence_s:
+        if time.monotonic() - child.spoke > silence_s:
             raise BackboneFailedError(
-                f"{child.name} wrote nothing for {silence_s:.0f} s and was stopped; its last error: "
-                f"{last_error(child.log)}\n    its log: {child.log}"
+                f"{title} wrote nothing for {silence_s:.0f} s and was stopped; its last error: "
+                f"{last_error(child.path)}\n    its log: {child.path}"
             )
         time.sleep(LOOK_S)

@@ -87,7 +87,7 @@ def trinity_settings(config: Config, run: RunFacts, machine: Machine) -> Setting
     """All keys of Trinity's configuration that a run sets, the user's own last."""
     check_refused(check_honoured(config, machine), "trinity")
     settings: Settings = {}
-    for part in (_run, _algorithm, _model, _buffer, _explorer, _trainer, _synchronizer):
+    for part in (_run, _algorithm, _model, _buffer, _explorer, _trainer):
         settings |= part(config, run, machine)
     return settings | pass_through(config)
 
@@ -398,7 +398,13 @@ def _group_timeout(ajet: AjetConfig) -> int:
 
 def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
     common = config.ajet.trainer_common
+    method = "memory" if machine.cpu else "nccl"
     return {
+        "synchronizer.sync_method": method if run_mode(config) == "both" else "checkpoint",
+        "synchronizer.sync_style": "fixed",
+        "synchronizer.sync_interval": 1,
+        "synchronizer.sync_offset": 0,
+        "synchronizer.sync_timeout": int(TRAIN_TIMEOUT_S),
         "trainer.total_steps": run.total_steps,
         "trainer.save_interval": max(common.save_freq, 0),
         "trainer.save_hf_checkpoint": "always",
@@ -413,17 +419,4 @@ def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "trainer.param_offload": common.fsdp_config.param_offload,
         "trainer.optimizer_offload": common.fsdp_config.optimizer_offload,
         "trainer.max_checkpoints_to_keep": common.keep_checkpoints,
-    }
-
-
-def _synchronizer(config: Config, run: RunFacts, machine: Machine) -> Settings:
-    method = "memory" if machine.cpu else "nccl"
-    if run_mode(config) != "both":
-        method = "checkpoint"
-    return {
-        "synchronizer.sync_method": method,
-        "synchronizer.sync_style": "fixed",
-        "synchronizer.sync_interval": 1,
-        "synchronizer.sync_offset": 0,
-        "synchronizer.sync_timeout": int(TRAIN_TIMEOUT_S),
     }

@@ -102,7 +102,7 @@ def verl_settings(config: Config, run: RunFacts, machine: Machine) -> Settings:
     """All keys of verl's configuration that a run sets, the user's own last."""
     check_refused(check_honoured(config, machine), "verl")
     settings: Settings = {}
-    for part in (_data, _model, _actor, _optimiser, _reference, _rollout, _algorithm, _trainer, _services):
+    for part in (_data, _model, _actor, _reference, _rollout, _algorithm, _trainer):
         settings |= part(config, run, machine)
     return settings | pass_through(config)
 
@@ -288,6 +288,10 @@ def _actor(config: Config, run: RunFacts, machine: Machine) -> Settings:
         **_fsdp(config, machine, f"{actor}.fsdp_config"),
         f"{actor}.fsdp_config.param_offload": common.fsdp_config.param_offload,
         f"{actor}.fsdp_config.optimizer_offload": common.fsdp_config.optimizer_offload,
+        # the rest of the optimiser, like the loss, our engine takes from the run's own configuration
+        f"{actor}.grad_clip": common.optim.clip_grad,
+        f"{actor}.optim.clip_grad": common.optim.clip_grad,
+        f"{actor}.optim.override_optimizer_config": {KEY: run.payload},
     }
 
 
@@ -300,17 +304,6 @@ def _fsdp(config: Config, machine: Machine, place: str) -> Settings:
         f"{place}.mixed_precision.param_dtype": number[machine.dtype(dtype)],
         f"{place}.use_torch_compile": not machine.cpu,
         f"{place}.seed": config.ajet.trainer_common.seed,
-    }
-
-
-def _optimiser(config: Config, run: RunFacts, machine: Machine) -> Settings:
-    """What verl itself does with it; the rest, like the loss, our engine takes from the run's own configuration."""
-    optim = "actor_rollout_ref.actor.optim"
-    clip = config.ajet.trainer_common.optim.clip_grad
-    return {
-        f"{optim}.clip_grad": clip,
-        "actor_rollout_ref.actor.grad_clip": clip,
-        f"{optim}.override_optimizer_config": {KEY: run.payload},
     }
 
 
@@ -378,6 +371,7 @@ def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
     ajet = config.ajet
     common = ajet.trainer_common
     steps = run.total_steps
+    sampler = "EpisodeSampler" if pass_through(config).get(TRAINER_MODE, "sync") == "sync" else "AsyncEpisodeSampler"
     first = common.val_before_train if run.resumed_step is None else run.lacks_validation
     settings: Settings = {
         "trainer.project_name": ajet.project_name,
@@ -399,21 +393,13 @@ def _trainer(config: Config, run: RunFacts, machine: Machine) -> Settings:
         "trainer.use_v1": True,
         TRAINER_MODE: "sync",
         "trainer.v1.sampler.custom_sampler.path": "pkg://ajet.backbone.ray.verl.sampler",
-        "trainer.v1.sampler.custom_sampler.name": _sampler(config),
+        "trainer.v1.sampler.custom_sampler.name": sampler,
         "trainer.resume_mode": {"auto": "auto", "never": "disable"}.get(common.resume, "resume_path"),
+        "reward.num_workers": 1,
+        "transfer_queue.enable": True,
     }
-    if settings["trainer.resume_mode"] == "resume_path":
-        settings["trainer.resume_from_path"] = str(Path(common.resume).absolute())
-    return settings
-
-
-def _sampler(config: Config) -> str:
-    mode = pass_through(config).get(TRAINER_MODE, "sync")
-    return "EpisodeSampler" if mode == "sync" else "AsyncEpisodeSampler"
-
-
-def _services(config: Config, run: RunFacts, machine: Machine) -> Settings:
-    settings: Settings = {"reward.num_workers": 1, "transfer_queue.enable": True}
     if machine.cpu:
         settings["transfer_queue.backend.SimpleStorage.num_data_storage_units"] = 1
+    if settings["trainer.resume_mode"] == "resume_path":
+        settings["trainer.resume_from_path"] = str(Path(common.resume).absolute())
     return settings
