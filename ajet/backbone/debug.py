@@ -61,7 +61,6 @@ class View:
         """The workflow is imported and episodes begin."""
 
     def episode(self, episode: Episode, query: str) -> None:
-        """An episode ended."""
         with self._lock:
             self.episodes.append(episode)
             self.show(episode, query)
@@ -300,8 +299,6 @@ def debug_config(config: Config) -> Config:
 
 
 class _DebugRun:
-    """Runs the episodes of one debug run."""
-
     def __init__(self, config: Config, tasks: list[Task], view: View, recorder: EpisodeRecorder) -> None:
         self._tasks = tasks
         self._view = view

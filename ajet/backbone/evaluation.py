@@ -147,7 +147,6 @@ class EvaluationCell:
 
     @property
     def folder(self) -> Path | None:
-        """Of this cell."""
         return None if self.out is None else self.out / _file_name(f"{self.model_name}-{self.tasks_name}")
 
     def missing(self, task: Task) -> list[int]:
@@ -160,7 +159,6 @@ class EvaluationCell:
             self.episodes[episode.task_id, episode.repeat] = episode
 
     def groups(self) -> list[EpisodeGroup]:
-        """Each task's episodes."""
         found = []
         for index, task in enumerate(self.tasks):
             mine = [self.episodes.get((task.task_id, repeat)) for repeat in range(self.repeats)]

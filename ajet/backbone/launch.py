@@ -267,7 +267,6 @@ class LastError(logging.Handler):
 
 @contextmanager
 def last_error() -> Iterator[LastError]:
-    """Watch what is logged."""
     handler, logger = LastError(), logging.getLogger("ajet")
     logger.addHandler(handler)
     try:
@@ -347,7 +346,6 @@ def _run_in_folder(arguments: LaunchArguments, config: Config, run_backbone: Run
 
 
 def _what_is_saved(folder: Path) -> str:
-    """After an interruption."""
     if (folder / "prompts" / "best.yaml").exists():
         return f"The rounds so far are saved in {folder / 'prompts'}: the same command goes on from there"
     steps = list[int]()
@@ -361,7 +359,6 @@ def _what_is_saved(folder: Path) -> str:
 
 
 def user_files(config: Config) -> list[Path]:
-    """The user's source files named in the config."""
     from ajet.backbone.checks import formulas
 
     ajet = config.ajet

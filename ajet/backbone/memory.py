@@ -420,7 +420,6 @@ def refuse_if_hopeless(plan: MemoryPlan, changes: list[PlanChange]) -> None:
 
 
 def _remedies(config: Config, backbone: BackboneName, device: Device) -> Iterator[tuple[str, Any]]:
-    """Keys and values to set; the cheapest first."""
     ajet, rollout = config.ajet, config.ajet.rollout
     local = backbone == "local"
     if logits_chunk(config) == 0:

@@ -49,7 +49,6 @@ class RunPlan:
 
     @property
     def episodes(self) -> int:
-        """Episodes of all training steps."""
         return self.steps * self.episodes_per_step
 
     @property

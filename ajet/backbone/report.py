@@ -399,7 +399,6 @@ class EarlyStop:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
         return {name: getattr(self, name) for name in ("metric", *MEASURED)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -265,8 +265,6 @@ def quoted(reply: str, width: int = 100) -> str:
 
 
 class AuditVerdict(NamedTuple):
-    """What to do next."""
-
     what: str
     """`train`, `imitate first`, `change limits` or `change the reward`."""
     why: str

@@ -54,8 +54,6 @@ class RunFailedError(AjetError):
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-    """A finished run."""
-
     path: Path
     """The experiment's folder."""
 
@@ -304,7 +302,6 @@ def evaluate(
 
 
 def _named(agent: Any) -> str:
-    """How the configuration names the agent."""
     if isinstance(agent, str):
         return agent
     if isinstance(agent, type) and issubclass(agent, Workflow):

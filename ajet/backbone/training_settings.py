@@ -84,7 +84,6 @@ def learning_rate(config: Config) -> float:
 
 
 def warmup_steps(config: Config, total_steps: int) -> int:
-    """Training steps of the warm-up."""
     optim = config.ajet.trainer_common.optim
     return optim.lr_warmup_steps or int(optim.lr_warmup_ratio * total_steps)
 
@@ -179,7 +178,6 @@ def train_settings(config: Config, total_steps: int, *, on_gpu: bool = False) ->
 
 
 def optim_settings(config: Config, total_steps: int) -> OptimSettings:
-    """How the weights are updated."""
     from ajet.trainer.optimizer import OptimSettings
 
     optim = config.ajet.trainer_common.optim

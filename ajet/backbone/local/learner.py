@@ -252,11 +252,9 @@ class Learner:
         return coefficient * sum(drift.values()) / max(len(episodes), 1)
 
     def write(self, folder: Path) -> None:
-        """Write a checkpoint's files."""
         write_trainer(self.trainer, self.tokenizer, folder)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint."""
         with self._engine_away():
             with self._trainer_at_work():
                 read_trainer(self.trainer, checkpoint)
@@ -269,7 +267,6 @@ class Learner:
 
 
 def seed_everything(seed: int, *, deterministic: bool) -> None:
-    """Seed what draws random numbers in this process."""
     from transformers import set_seed
 
     set_seed(seed)

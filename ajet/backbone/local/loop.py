@@ -65,8 +65,6 @@ log = logging.getLogger("ajet.backbone.local")
 
 
 class LocalRun:
-    """One run of the local backbone."""
-
     def __init__(self, config: Config, experiment: ExperimentFolder, options: LaunchOptions, tasks: RunTasks) -> None:
         self.config = config
         self.experiment = experiment
@@ -331,7 +329,6 @@ class LocalRun:
         return compute_credit(summaries, self.credit_settings), extra
 
     def _demonstrate(self, step: int) -> dict[str, float]:
-        """One update on recorded conversations."""
         began = time.perf_counter()
         episodes: list[Episode] = [task.metadata["episode"] for task in self.stream.next_batch()]
         self.progress.phase("train")

@@ -36,8 +36,6 @@ KERNELS = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who works where."""
-
     trainer: str | None
     """A torch device. None: the first GPU, or the CPU."""
     engine: tuple[int, ...]
@@ -92,7 +90,6 @@ def _check(key: str, named: Sequence[int], gpus: int) -> None:
 
 
 def visible_gpus() -> int:
-    """CUDA devices that the trainer could use."""
     import torch
 
     return torch.cuda.device_count()

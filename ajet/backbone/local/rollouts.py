@@ -91,7 +91,6 @@ class Replay:
         return len(self._kept)
 
     def write(self, folder: Path) -> None:
-        """Add the groups to a checkpoint's folder."""
         if self.groups:
             stored = [
                 {

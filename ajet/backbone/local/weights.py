@@ -85,7 +85,6 @@ class WeightFolder:
 
 
 def _open_folder(given: str | None, size: int) -> tuple[Path, int]:
-    """This run's folder, and its lock."""
     if given is None:
         room = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
         base = SHARED_MEMORY if room > VERSIONS_AT_ONCE * size else Path(tempfile.gettempdir())

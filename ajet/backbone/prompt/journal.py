@@ -69,7 +69,6 @@ class TemplateComparison:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> TemplateComparison:
-        """Read a `confirmed` event."""
         interval, counts = (record["low"], record["high"]), (record["better"], record["worse"])
         gain = Gain(record["gain"], *interval, record["p"], record["tasks"], 0, *counts)
         return cls(record["before"], record["after"], gain)
@@ -130,7 +129,6 @@ class PromptJournal:
         return history
 
     def note(self, event: str, **fields: Any) -> None:
-        """Append a line."""
         self._append(event, fields)
 
     def commit(self, event: str, **fields: Any) -> None:
@@ -145,7 +143,6 @@ class PromptJournal:
         self._pending = candidate, score
 
     def confirm(self, best: Candidate, score: Score, comparison: Mapping[str, Any]) -> None:
-        """Note the confirmation, in the history and in `best.yaml`."""
         self._append("confirmed", dict(comparison), sync=True)
         self._write_best(best, score, comparison)
 
@@ -163,7 +160,6 @@ class PromptJournal:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """The end of the run."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -207,7 +203,6 @@ _Dumper.add_representer(str, _text)
 
 
 def dump(record: Mapping[str, Any]) -> str:
-    """As YAML."""
     text: str = yaml.dump(dict(record), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
     return text
 

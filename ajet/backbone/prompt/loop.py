@@ -192,7 +192,6 @@ def score_text(score: float | None) -> str:
 
 
 def end_text(search: Search, comparison: TemplateComparison | None, why: str, best_file: Path) -> str:
-    """The report."""
     best, start = search.best, search.start
     lines = ["", f"ended      {why}"]
     if best is start:
@@ -211,7 +210,6 @@ def end_text(search: Search, comparison: TemplateComparison | None, why: str, be
 
 
 def confirmation_text(comparison: TemplateComparison | None) -> str:
-    """What the unseen tasks say."""
     if comparison is None:
         return "not at all: no tasks were kept for it (prompt_tuning.confirmation_tasks), so the gain may be luck"
     gain = comparison.gain
@@ -232,8 +230,6 @@ ALL_ROUNDS = "all rounds were run"
 
 
 class PromptRun:
-    """One run of the prompt backbone."""
-
     def __init__(self, config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> None:
         self.config, self.experiment, self.options = config, experiment, options
         self.tuning = config.ajet.prompt_tuning
@@ -383,7 +379,6 @@ class PromptRun:
         self.why = search.ended_because or ALL_ROUNDS
 
     def _on_round(self, search: Search) -> None:
-        """Metrics and a line on the terminal."""
         episodes, self.trials.episodes = self.trials.episodes, []
         threshold = self.config.ajet.task_judge.success_threshold
         read = [episode for purpose, episode in episodes if purpose is Purpose.SEARCH]
@@ -411,7 +406,6 @@ class PromptRun:
         self.progress.message(round_line(search))
 
     async def _confirm(self, search: Search) -> TemplateComparison | None:
-        """Compare the best with the start on unseen tasks."""
         tasks = list(self.split.confirmation)
         score = search.validation_of(search.best)
         if search.best is search.start or not tasks or score is None:

@@ -46,7 +46,6 @@ def make_proposer(config: Config, runtime: Runtime) -> Proposer:
 
 
 def load_function(config: Config) -> Callable[[Request], Any]:
-    """The user's function. Raises ImportPathError."""
     named = config.ajet.prompt_tuning.proposer
     try:
         function = load_symbol(named, config.base_dirs)
@@ -64,7 +63,6 @@ class HelperProposer:
 
     @classmethod
     def from_config(cls, config: Config, runtime: Runtime) -> HelperProposer:
-        """Read `ajet.helper`."""
         tuning = config.ajet.prompt_tuning
         return cls(HelperModel.from_config(config), tuning.proposer_temperature, tuning.proposer_timeout)
 
@@ -94,7 +92,6 @@ class TunedProposer:
 
     @classmethod
     def from_config(cls, config: Config, runtime: Runtime) -> TunedProposer:
-        """Ask the run's own engine."""
         return cls(runtime, config.ajet.rollout.max_model_len, config.ajet.prompt_tuning.proposer_temperature)
 
     def __init__(self, runtime: Runtime, max_model_len: int, temperature: float) -> None:

@@ -92,7 +92,6 @@ class EpisodeCollector:
         return self._failure.text
 
     async def failure(self) -> str | None:
-        """The first reason that was reported, if there is one."""
         return None if self._failure is None else self._failure.text
 
     async def end_validation(self, step: int, prefix: str) -> None:
@@ -107,7 +106,6 @@ class EpisodeCollector:
         validation: bool,
         added: dict[str, float] | None = None,
     ) -> dict[str, float]:
-        """Record a step's groups, and return their metrics, with those `added`."""
         ended = [self._groups.pop(uid) for uid in groups if uid in self._groups]
         episodes = [episode for group in ended for episode in (*group.episodes, *group.failed)]
         credit_of = {item.episode_id: item for item in credit}
@@ -222,7 +220,6 @@ class GroupRunner:
         return group
 
     def samples(self, episode: Episode) -> list[Sample]:
-        """The episode's linear samples."""
         return episode_samples(episode, self._tracker_settings)[0]
 
     async def report(self, error: BaseException) -> None:

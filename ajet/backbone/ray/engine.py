@@ -186,8 +186,6 @@ def _versions(fields: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 class TrinityEngine(RayEngine):
-    """An engine that generates with one of Trinity's rollout models."""
-
     def __init__(
         self, model: Any, *, max_model_len: int, embedded: bool, on_death: Callable[[BaseException], None]
     ) -> None:
@@ -200,7 +198,6 @@ class TrinityEngine(RayEngine):
             self._server = RemoteEngine(RemoteSettings((endpoint,), model.model_path, max_model_len=max_model_len))
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
-        """Sample one reply."""
         if self._server is not None:
             version = int(await self.answer(self._actor.get_model_version.remote(), request.deadline_s))
             completion = await self._server.generate(request, on_tokens)

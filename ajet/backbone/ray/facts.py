@@ -219,7 +219,6 @@ class RunPayload:
         return cls.decode(verl_config.data[KEY])
 
     def load_config(self) -> Config:
-        """The configuration as the launcher loaded it."""
         config = Config.model_validate(self.config)
         config.ajet.model.path = self.model_path
         if self.yaml_path:

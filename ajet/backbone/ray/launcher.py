@@ -112,7 +112,6 @@ class BackboneAdapter(Protocol):
 
 
 def run(adapter: BackboneAdapter, config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> int:
-    """Train, and return the exit code."""
     adapter.require()
     machine = adapter.detect_machine()
     place = ClusterPlace.from_environment(os.environ) if options.ray_cluster else None
@@ -213,8 +212,6 @@ def how_to_connect(config: Config) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run that is ready to start."""
-
     settings: Settings
     facts: RunFacts
     log: Path

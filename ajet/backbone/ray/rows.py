@@ -39,15 +39,12 @@ WEIGHTS = "ajet_weights"
 
 @dataclass(slots=True)
 class Row:
-    """One row as verl stores it."""
-
     key: str
     fields: dict[str, Any]
     tag: dict[str, Any]
 
 
 def rows_of(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int, threshold: float = 1.0) -> list[Row]:
-    """The rows of one episode."""
     summary = json.dumps(summary_of(episode, samples).to_json())
     rows = []
     for index, sample in enumerate(samples):
@@ -197,7 +194,6 @@ UPDATES = "ajet_updates"
 def experiences_of(
     episode: Episode, samples: Sequence[Sample], *, uid: str, span: tuple[float, float]
 ) -> list[Experience]:
-    """The experiences of one usable episode."""
     import torch
     from trinity.common.experience import EID, Experience
 

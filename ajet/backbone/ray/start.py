@@ -266,7 +266,6 @@ def wait_for_nodes(nodes: int) -> None:
 
 @contextmanager
 def cluster_head(place: ClusterPlace, scratch: Path, machine: Machine, environment: Mapping[str, str]) -> Iterator[str]:
-    """Start Ray's head on this machine, the first."""
     options = {
         "port": place.port,
         "node-ip-address": place.head,
@@ -291,7 +290,6 @@ def serve_as_worker(place: ClusterPlace, machine: Machine, environment: Mapping[
 
 
 def _check_started(process: subprocess.Popen[bytes]) -> None:
-    """Raise if `ray start` has ended by itself."""
     if process.poll() is not None:
         raise UserError(
             f"--with-ray-cluster: `ray start` ended with exit code {process.returncode}: what it said is above"

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 
 def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> int:
-    """One run on Trinity. Returns the exit code."""
     return launcher.run(TrinityAdapter(), config, experiment, options)
 
 

@@ -104,7 +104,6 @@ class AjetPolicyLoss(_RowLoss, PolicyLossFn):  # type: ignore[misc]
     def __call__(
         self, logprob: Tensor, old_logprob: Tensor, action_mask: Tensor, advantages: Tensor, returns: Tensor
     ) -> tuple[Tensor, dict[str, float]]:
-        """One micro-batch of padded rows."""
         return self._loss(logprob, old_logprob, advantages, returns)
 
 
@@ -120,7 +119,6 @@ class AjetPolicyLossWithReference(_RowLoss, PolicyLossFn):  # type: ignore[misc]
         returns: Tensor,
         ref_logprob: Tensor,
     ) -> tuple[Tensor, dict[str, float]]:
-        """One micro-batch of padded rows."""
         return self._loss(logprob, old_logprob, advantages, returns, ref_logprob)
 
 
@@ -225,7 +223,6 @@ class WholeBatches(SampleStrategy):  # type: ignore[misc]
         self._waiting: dict[str, list[Experience]] = {}
 
     async def sample(self, step: int, **_: Any) -> tuple[list[Experience], dict[str, float], list[Any]]:
-        """The rows of one batch."""
         metrics: dict[str, float] = {}
         with Timer(metrics, "time/read_experience"):
             rows = await self._whole()

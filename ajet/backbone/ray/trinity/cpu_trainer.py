@@ -65,7 +65,6 @@ class CpuTrainEngine(TrainEngineWrapper):  # type: ignore[misc]
         self._synchronizer = Synchronizer.get_actor(namespace=config.synchronizer.ray_namespace)
 
     async def prepare(self) -> None:
-        """Resume from the newest checkpoint, if there is one."""
         newest = self._checkpoints.newest() if self._resumes else None
         if newest is not None:
             read_trainer(self._trainer, newest)
@@ -77,7 +76,6 @@ class CpuTrainEngine(TrainEngineWrapper):  # type: ignore[misc]
         return self._step
 
     async def train_step(self, batch_exps: list[Experience]) -> dict[str, float]:
-        """One update from one batch."""
         # `WholeBatches` has put them by length, and the mini-batches are drawn here
         metrics = self._trainer.update(trees_of(ordered(batch_exps), self._temperature, self._norm))
         self._step += 1
@@ -160,7 +158,6 @@ def _append_path(tree: CallTree, credit: EpisodeCredit, row: Experience, tempera
 
 
 def _append(tree: CallTree, ids: IntArray | Sequence[int], parent: int, start: int, call: int = ROOT) -> int:
-    """Add a run; its index."""
     tree.runs.append(Run(np.asarray(ids, np.int32), parent, start, call))
     return len(tree.runs) - 1
 
@@ -176,17 +173,14 @@ class CpuRolloutModel(InferenceModel):  # type: ignore[misc]
         self._version = 0
 
     async def prepare(self) -> None:
-        """Return when the engine can draw."""
         await self._engine.ready()
         self._synchronizer = Synchronizer.get_actor(namespace=self.config.ray_namespace)
         self._prepared = True
 
     async def draw(self, request: GenerateRequest) -> Completion:
-        """Our engine's own call."""
         return await self._engine.generate(request)
 
     async def sync_model_weights(self, model_version: int, method: SyncMethod, timeout: float = 1200) -> int:
-        """Serve the newest weights."""
         if method == SyncMethod.CHECKPOINT:
             folder = (
                 Path(str(self.config.checkpoint_job_dir)) / f"global_step_{model_version}" / "actor" / "huggingface"

@@ -28,7 +28,6 @@ class StageFailedError(AjetError):
 
 
 def run_trinity(given: DriverInput) -> None:
-    """Run Trinity's stages."""
     install()
 
     from ajet.backbone.ray.trinity.config import compose_trinity_config

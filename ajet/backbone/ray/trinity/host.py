@@ -96,7 +96,6 @@ class EpisodeHost:
         await self._runner.open()
 
     async def run_group(self, model: ServedModel, task: Task, options: dict[str, Any]) -> EpisodeGroup:
-        """Run a group, and hand it to the collector."""
         await self.open(model)
         assert self._runner is not None
         return await self._runner.run_group(task, **options)
@@ -146,7 +145,6 @@ class GroupWorkflow(Workflow):  # type: ignore[misc]
         self._runner = _runner_of(given["payload"], model, given["processes"])
 
     def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
-        """The group's number of episodes."""
         self._repeats = repeat_times
         self.run_id_base = run_id_base
 
@@ -214,7 +212,6 @@ class TrinityTaskReader(BufferReader):  # type: ignore[misc]
             self._end = run.total_steps * loaded.ajet.data.train_batch_size
 
     async def read(self, batch_size: int | None = None, **_: Any) -> list[TrinityTask]:
-        """The next tasks. Raises `StopAsyncIteration` after the last one."""
         if self._position >= self._end:
             raise StopAsyncIteration
         end = min(self._end, self._position + (batch_size or self._config.batch_size))
@@ -293,7 +290,6 @@ class AjetExplorer(Explorer):  # type: ignore[misc]
         return False
 
     async def _take_weights(self) -> None:
-        """Take newer weights, and validate them if that is due, under their number."""
         before = self.model_version
         await super().sync_weight()
         every, last = self.config.explorer.eval_interval, self.config.buffer.total_steps
@@ -347,7 +343,6 @@ class AjetTrainer(Trainer):  # type: ignore[misc]
         super().__init__(config)
 
     def steps_done(self) -> int:
-        """Steps trained so far."""
         return int(self.train_step_num)
 
     async def train_step(self, exps: list[Experience]) -> dict[str, Any]:

@@ -33,7 +33,6 @@ METRICS_PATH = "VERL_FILE_LOGGER_PATH"
 
 
 def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) -> int:
-    """One run on verl. Returns the exit code."""
     return launcher.run(VerlAdapter(), config, experiment, options)
 
 

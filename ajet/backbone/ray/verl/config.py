@@ -155,7 +155,6 @@ def unknown_keys(config: Config) -> Iterator[Remark]:
 
 
 def _defaults() -> DictConfig:
-    """verl's own."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 

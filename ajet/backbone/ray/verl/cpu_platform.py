@@ -55,7 +55,6 @@ class _CpuDevice(types.ModuleType):
 
 
 def register() -> None:
-    """Make the CPU known to verl."""
     _register_platform()
     _name_the_device_once()
     _offload_without_pinning()
@@ -171,7 +170,6 @@ class CpuServer:
         self._version: int | None = None
 
     async def ready(self) -> None:
-        """Return when the engine can draw."""
         await self._engine.ready()
 
     async def generate(
@@ -198,7 +196,6 @@ class CpuServer:
         )
 
     async def load_weights(self, weights: dict[str, Any], version: int) -> None:
-        """Serve these weights from now on."""
         # Ray's arrays lie in its store and can't be written to; they are read once, while being copied
         tensors = {name: torch.from_numpy(array.copy()) for name, array in weights.items()}
         await self._engine.load_weights(tensors, version)

@@ -16,7 +16,6 @@ from ajet.schema.errors import UserError
 
 
 def run_verl(given: DriverInput) -> None:
-    """Run verl's own trainer."""
     from verl.trainer.main_ppo import run_ppo
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config

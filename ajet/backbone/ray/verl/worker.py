@@ -60,7 +60,6 @@ class EpisodeWorker:
         return self._reason
 
     async def generate_sequences(self, batch: Any) -> None:
-        """Start a group for each prompt of the batch."""
         validation = bool(batch["validate"]) if "validate" in batch else False
         step = int(batch["global_steps"])
         for index in range(len(batch)):
@@ -235,7 +234,6 @@ class EpisodeManager(AgentLoopManagerTQ):  # type: ignore[misc]
         return metrics
 
     def close(self) -> None:
-        """The run has ended."""
         ray.get(self._collector.close.remote())
 
     def set_mini_batch(self, size: int) -> None:
