@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -264,11 +265,9 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) ->
     config = debug_config(config)
     tasks = read_training_tasks(build_reader(config))[: config.ajet.debug.debug_first_n_tasks]
     view = _view(config, options)
-    recorder = EpisodeRecorder(experiment.episodes, RecorderSettings.from_config(config), masker=experiment.masker)
-    try:
+    settings = RecorderSettings.from_config(config)
+    with closing(EpisodeRecorder(experiment.episodes, settings, masker=experiment.masker)) as recorder:
         code = _DebugRun(config, tasks, view, recorder).run()
-    finally:
-        recorder.close()
     threshold = config.ajet.task_judge.success_threshold
     metrics = episode_metrics(view.episodes, success_threshold=threshold)
     experiment.metrics.log(0, metrics)

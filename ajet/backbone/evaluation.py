@@ -16,7 +16,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -290,11 +290,8 @@ def _record(cell: EvaluationCell) -> Iterator[EpisodeRecorder | None]:
         before = dict(cell.episodes)
         threshold = config.ajet.task_judge.success_threshold
         settings = RecorderSettings(max_gb=WITHOUT_LIMIT_GB, success_threshold=threshold)
-        recorder = EpisodeRecorder(experiment.episodes, settings, masker=experiment.masker)
-        try:
+        with closing(EpisodeRecorder(experiment.episodes, settings, masker=experiment.masker)) as recorder:
             yield recorder
-        finally:
-            recorder.close()
         if cell.episodes != before:
             experiment.metrics.log(0, validation_metrics(cell.groups(), threshold))
 
@@ -302,12 +299,9 @@ def _record(cell: EvaluationCell) -> Iterator[EpisodeRecorder | None]:
 def _read_earlier(cell: EvaluationCell, file: Path) -> None:
     if not file.exists():
         return
-    store = EpisodeStore(file)
-    try:
+    with closing(EpisodeStore(file)) as store:
         for recorded in store.all(EpisodeFilter(validation=True)):
             cell.take(recorded.episode)
-    finally:
-        store.close()
 
 
 # ---------------------------------------------------------------- the fingerprint

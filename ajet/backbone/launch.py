@@ -125,17 +125,13 @@ LESS_MEMORY = (
 
 def memory_advice(error: BaseException) -> str | None:
     """What ran out, and the keys that help. None for any other error."""
-    if not _is_out_of_memory(error):
+    torch = sys.modules.get("torch")
+    of_gpu = torch is not None and isinstance(error, torch.OutOfMemoryError)
+    of_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    if not (of_gpu or of_cpu or isinstance(error, MemoryError)):
         return None
     said = str(error).strip().partition("\n")[0]
     return f"out of memory: {said[:200]}\n    {LESS_MEMORY}"
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
 
 
 DEFAULT_BACKBONE: BackboneName = "local"

@@ -159,10 +159,10 @@ def test_on_ray_the_collector_reports_it(tmp_path: Path, monkeypatch: pytest.Mon
     yaml = project(tmp_path)
     config = load_config(yaml, [], backbone="verl")
     reports = str(tmp_path)
-    payload = RunPayload(config.model_dump(mode="json"), reports, str(yaml), "tiny:qwen2", reports=reports).encode()
+    run = RunPayload(config.model_dump(mode="json"), reports, str(yaml), "tiny:qwen2", reports, reports=reports)
 
     async def first_step() -> str | None:
-        collector = EpisodeCollector(payload)
+        collector = EpisodeCollector(run.encode())
         await collector.add("g", EpisodeGroup("g", "t", silent(2)), Task(task_id="t"), {"helper/calls": 2.0})
         await collector.end_step(1, ["g"], [], False)
         await collector.add("v", EpisodeGroup("v", "t", silent(1)), Task(task_id="t"), {"helper/calls": 1.0})

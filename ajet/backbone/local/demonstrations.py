@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -349,24 +350,18 @@ def _none_to_imitate(path: Path, least: float) -> TaskDataError:
 
 def _recorded(path: Path, least: float, *, validation: bool = False) -> Iterator[Episode]:
     """A run's training episodes, or those of its validations, with a reward of at least `least`."""
-    store = EpisodeStore(path)
-    try:
+    with closing(EpisodeStore(path)) as store:
         for record in store.all(EpisodeFilter(validation=validation)):
             episode = record.episode
             if episode.reward is not None and episode.reward >= least and episode.tree.trained_tokens:
                 yield episode
-    finally:
-        store.close()
 
 
 def _check_vocabulary(path: Path, episodes: Sequence[Episode], tokenizer: Any) -> None:
     """Refuse ids that another model's tokenizer gave: here they stand for other text."""
     ids = sorted({token for episode in episodes for run in episode.tree.runs for token in run.ids.tolist()})
-    store = EpisodeStore(path)
-    try:
+    with closing(EpisodeStore(path)) as store:
         recorded = store.token_bytes(ids)
-    finally:
-        store.close()
     here = token_bytes_of(tokenizer)(recorded)
     for token, was in recorded.items():
         if here[token] != was:

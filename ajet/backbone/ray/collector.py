@@ -130,8 +130,7 @@ class EpisodeCollector:
 
     async def close(self) -> None:
         """The run has ended: write episodes that waited for room, and send the last spans."""
-        if self._recorder is not None:
-            self._recorder.close()
+        self._recorder.close()
 
     def _metrics(
         self,
@@ -150,9 +149,7 @@ class EpisodeCollector:
         metrics["train/incomplete_groups"] = float(sum(not group.complete for group in groups))
         return metrics | step_names(metrics)
 
-    def _open_recorder(self) -> EpisodeRecorder | None:
-        if not self._run.experiment_dir:
-            return None
+    def _open_recorder(self) -> EpisodeRecorder:
         recorder = EpisodeRecorder(
             Path(self._run.experiment_dir) / "episodes.sqlite",
             RecorderSettings.from_config(self._config),
@@ -168,8 +165,6 @@ class EpisodeCollector:
         self, step: int, episodes: Sequence[Episode], credit: dict[str, EpisodeCredit], validation: bool
     ) -> None:
         """Return when they are in the file: what was trained must survive a kill."""
-        if self._recorder is None:
-            return
         for episode in episodes:
             self._recorder.record(
                 episode,

@@ -8,15 +8,20 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.backbone.ray.verl.config import CPU_ROLLOUT
 from ajet.backbone.ray.watcher import first_line
+from ajet.context_tracker import Renderer
 from ajet.engine.base import OnTokens
+from ajet.engine.model_source import ModelSource
 from ajet.engine.remote import RemoteEngine
 from ajet.engine.remote_client import Endpoint, RemoteSettings
 from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, Sampling, TokenChunk
 from ajet.schema.errors import EngineError, GenerationTimeoutError
+
+if TYPE_CHECKING:
+    from ajet.config import Config
 
 T = TypeVar("T")
 
@@ -111,6 +116,22 @@ class ServerEngine(RayEngine):
         self._end_ids = frozenset(end_ids)
         self._kind = kind
         self._decode = decode
+
+    @classmethod
+    def of(
+        cls, config: Config, client: Any, servers: str, on_death: Callable[[BaseException], None] | None = None
+    ) -> ServerEngine:
+        """For the model of a run. `servers`: verl's name of what serves it."""
+        source = ModelSource.resolve(config.ajet.model.path)
+        renderer = Renderer(source.tokenizer(), end_ids=source.end_ids())
+        return cls(
+            client,
+            end_ids=renderer.end_ids,
+            max_model_len=config.ajet.rollout.max_model_len,
+            kind=ServerKind.of(servers),
+            decode=renderer.decode,
+            on_death=on_death,
+        )
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
         """Draw one reply. Servers don't stream: `on_tokens` gets it whole."""

@@ -189,7 +189,7 @@ class RunPayload:
     """The YAML, if there is one: user modules are looked up beside it too."""
     model_path: str
     experiment_dir: str = ""
-    """Where the head node records episodes; empty: nowhere."""
+    """Where the head node records episodes."""
     reports: str = ""
     """The launcher's private folder, on its machine, the head node: what is written there for it."""
     total_steps: int = 0

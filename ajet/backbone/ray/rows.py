@@ -48,7 +48,6 @@ def rows_of(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int,
     summary = json.dumps(summary_of(episode, samples).to_json())
     rows = []
     for index, sample in enumerate(samples):
-        versions = sample.versions[sample.versions >= 0]
         row = _row(
             f"{uid}_{episode.repeat}_{index}",
             sample.prompt_ids,
@@ -64,8 +63,7 @@ def rows_of(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int,
             "extra_fields": {"reward_extra_info": reward_info(episode, threshold)},
         }
         row.tag |= {
-            "min_global_steps": int(versions.min()) if len(versions) else step,
-            "max_global_steps": int(versions.max()) if len(versions) else step,
+            **version_span(sample, step),
             SUMMARY: summary,
             SEGMENTS: [(segment.call, segment.start, segment.end) for segment in segments_of(sample)],
             LEAF: sample.leaf,
@@ -138,20 +136,7 @@ def validation_row(episode: Episode, samples: Sequence[Sample], *, uid: str, ste
     """One row that stands for a validation episode: its last sample, with the reward on the last token."""
     import torch
 
-    if not samples:
-        nothing = np.zeros(1, np.int32)
-        samples = [
-            Sample(
-                episode.episode_id,
-                "",
-                nothing,
-                nothing,
-                np.zeros(1, np.bool_),
-                np.zeros(1, np.float32),
-                np.full(1, -1, np.int32),
-                np.full(1, -1, np.int32),
-            )
-        ]
+    samples = samples or [empty_sample(episode)]
     counted = episode if episode.usable else replace(episode, reward=0.0)
     row = rows_of(counted, samples[-1:], uid=uid, step=step, threshold=threshold)[0]
     row.fields["extra_fields"] = {"reward_extra_info": reward_info(episode, threshold)}
@@ -159,6 +144,19 @@ def validation_row(episode: Episode, samples: Sequence[Sample], *, uid: str, ste
     scores[-1] = 0.0 if episode.reward is None else float(episode.reward)
     row.fields["rm_scores"] = scores
     return row
+
+
+def empty_sample(episode: Episode) -> Sample:
+    """Stands for an episode of which nothing can be trained."""
+    zero, nowhere = np.zeros(1, np.int32), np.full(1, -1, np.int32)
+    no_mask, no_logprobs = zero.astype(np.bool_), zero.astype(np.float32)
+    return Sample(episode.episode_id, "", zero, zero, no_mask, no_logprobs, nowhere, nowhere)
+
+
+def version_span(sample: Sample, step: int) -> dict[str, int]:
+    """The oldest and the newest weights that sampled it, as verl names them."""
+    known = [int(version) for version in sample.versions if version >= 0]
+    return {"min_global_steps": min(known, default=step), "max_global_steps": max(known, default=step)}
 
 
 def reward_info(episode: Episode, threshold: float) -> dict[str, float]:

@@ -20,16 +20,16 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from ajet.backbone.metrics import is_success
-from ajet.backbone.ray.engine import ServerEngine, ServerKind
+from ajet.backbone.ray.engine import ServerEngine
+from ajet.backbone.ray.rows import empty_sample, version_span
 from ajet.backbone.ray.verl.client import with_versions
 from ajet.config import Config
 from ajet.config.contradictions import contradictions
-from ajet.context_tracker import Renderer, TrackerSettings
+from ajet.context_tracker import TrackerSettings
 from ajet.context_tracker.samples import episode_samples
-from ajet.engine.model_source import ModelSource
 from ajet.gateway.chat import EpisodeSession
 from ajet.schema.chat import plain_text
-from ajet.schema.episode import Episode, Sample
+from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
@@ -92,18 +92,7 @@ class HostRuntime(Runtime):
         self.sampling: dict[str, Mapping[str, Any]] = {}
         """By task."""
 
-        def make_engine(of: Config) -> ServerEngine:
-            source = ModelSource.resolve(of.ajet.model.path)
-            renderer = Renderer(source.tokenizer(), end_ids=source.end_ids())
-            return ServerEngine(
-                with_versions(client),
-                end_ids=renderer.end_ids,
-                max_model_len=of.ajet.rollout.max_model_len,
-                kind=ServerKind.of(servers),
-                decode=renderer.decode,
-            )
-
-        super().__init__(config, make_engine=make_engine)
+        super().__init__(config, make_engine=lambda of: ServerEngine.of(of, with_versions(client), servers))
 
     @classmethod
     async def of(cls, config: Config, client: Any, servers: str) -> HostRuntime:
@@ -173,27 +162,24 @@ def outputs_of_episode(
 ) -> list[AgentLoopOutput]:
     """An episode as verl's rows, one for each branch with sampled tokens; if there is none, one that trains nothing.
     `success`: None if verl's own reward function scores it."""
-    samples: list[Sample | None] = [*(episode_samples(episode, settings)[0] if episode.usable else ())]
+    samples = episode_samples(episode, settings)[0] if episode.usable else []
     reward = (episode.reward if episode.usable else None) or 0.0
     facts: dict[str, Any] = {"turn_scores": [], "tool_rewards": [], "ajet_status": str(episode.status)}
     if success is not None:
         facts["reward_extra_info"] = {"acc": float(episode.usable and success)}
-    outputs = []
-    for sample in samples or [None]:
-        prompt, response, mask, logprobs = _columns(sample)
-        outputs.append(
-            AgentLoopOutput(
-                prompt_ids=prompt,
-                response_ids=response,
-                response_mask=mask,
-                response_logprobs=logprobs,
-                reward_score=None if success is None else float(reward),
-                num_turns=2 * len(episode.tree.calls),
-                metrics=AgentLoopMetrics(generate_sequences=episode.timings.get("model", 0.0)),
-                extra_fields={**facts, **_versions(sample, step)},
-            )
+    return [
+        AgentLoopOutput(
+            prompt_ids=sample.prompt_ids.tolist(),
+            response_ids=sample.response_ids.tolist(),
+            response_mask=sample.response_mask.astype(int).tolist(),
+            response_logprobs=sample.logprobs.tolist(),
+            reward_score=None if success is None else float(reward),
+            num_turns=2 * len(episode.tree.calls),
+            metrics=AgentLoopMetrics(generate_sequences=episode.timings.get("model", 0.0)),
+            extra_fields={**facts, **version_span(sample, step)},
         )
-    return outputs
+        for sample in samples or [empty_sample(episode)]
+    ]
 
 
 def _best(outputs: Sequence[AgentLoopOutput], captured: int) -> AgentLoopOutput:
@@ -201,18 +187,3 @@ def _best(outputs: Sequence[AgentLoopOutput], captured: int) -> AgentLoopOutput:
     best = max(outputs, key=lambda output: sum(output.response_mask))
     best.extra_fields["ajet_left_out"] = captured - sum(best.response_mask)
     return best
-
-
-def _versions(sample: Sample | None, step: int) -> dict[str, int]:
-    """The oldest and the newest weights that sampled it."""
-    known = [] if sample is None else [int(version) for version in sample.versions if version >= 0]
-    return {"min_global_steps": min(known, default=step), "max_global_steps": max(known, default=step)}
-
-
-def _columns(sample: Sample | None) -> tuple[list[int], list[int], list[int], list[float]]:
-    """Prompt, response, mask and log-probabilities; without a sample, a row that trains nothing."""
-    if sample is None:
-        return [0], [0], [0], [0.0]
-    numbers: Sequence[Any] = (sample.prompt_ids, sample.response_ids, sample.response_mask.astype(int), sample.logprobs)
-    prompt, response, mask, logprobs = (column.tolist() for column in numbers)
-    return prompt, response, mask, logprobs

@@ -19,15 +19,13 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from ajet.backbone.plan import validation_repeats
 from ajet.backbone.ray.collector import COLLECTOR, HEAD, EpisodeCollector, GroupRunner
 from ajet.backbone.ray.credit import PLACE
-from ajet.backbone.ray.engine import ServerEngine, ServerKind
+from ajet.backbone.ray.engine import ServerEngine
 from ajet.backbone.ray.facts import RunPayload
 from ajet.backbone.ray.rows import Row, group_rows, stand_in, validation_row
 from ajet.backbone.ray.verl import plugin
 from ajet.backbone.ray.verl.client import with_versions
 from ajet.backbone.ray.watcher import first_line
 from ajet.backbone.training_settings import credit_settings, imitate_from
-from ajet.context_tracker import Renderer
-from ajet.engine.model_source import ModelSource
 from ajet.schema.episode import EpisodeGroup
 from ajet.schema.errors import LostThreadsError, UserError
 from ajet.schema.task import Task
@@ -45,7 +43,7 @@ class EpisodeWorker:
     def __init__(self, config: Any, llm_client: Any, teacher_client: Any = None, reward_workers: Any = None) -> None:
         rollout = config.actor_rollout_ref.rollout
         self._client = with_versions(llm_client)
-        self._kind = ServerKind.of(rollout.name)
+        self._servers = str(rollout.name)
         self._runner = GroupRunner(RunPayload.of(config), self._make_engine, workers=int(rollout.agent.num_workers))
         self._threshold = self._runner.config.ajet.task_judge.success_threshold
         self._groups: set[asyncio.Task[None]] = set()
@@ -119,16 +117,7 @@ class EpisodeWorker:
         return rows
 
     def _make_engine(self, config: Config) -> ServerEngine:
-        source = ModelSource.resolve(config.ajet.model.path)
-        renderer = Renderer(source.tokenizer(), end_ids=source.end_ids())
-        return ServerEngine(
-            self._client,
-            end_ids=renderer.end_ids,
-            max_model_len=config.ajet.rollout.max_model_len,
-            kind=self._kind,
-            decode=renderer.decode,
-            on_death=self._server_died,
-        )
+        return ServerEngine.of(config, self._client, self._servers, self._server_died)
 
     def _server_died(self, error: BaseException) -> None:
         """Called on the service loop."""
