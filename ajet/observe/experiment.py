@@ -330,7 +330,7 @@ class ExperimentFolder:
 
 
 def read_environment(path: Path) -> dict[str, str]:
-    """The recorded machine, versions and judge of a run; empty for a run of an older version."""
+    """The recorded machine, versions and judge of a run."""
     file = path / "environment.json"
     found = json.loads(read_regular(file)) if file.exists() else {}
     return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}

@@ -50,8 +50,7 @@ class _Candidate(msgspec.Struct):
     made_by: str = ""
     feedback: str = ""
     round: int = 0
-    read: list[_Trial] | None = None
-    """None: an older version wrote the history, without this."""
+    read: list[_Trial] = []
     unfinished: bool = False
     """Its round isn't complete: it would be lost if the search ended now."""
 

@@ -270,7 +270,7 @@ _ANSWER_NAMES = (
 
 
 def task_view(experiment: Experiment, store: EpisodeStore, task_id: str) -> dict[str, Any]:
-    """What the reader gave of a task. `recorded` is false if the run was made before that was recorded."""
+    """What the reader gave of a task; `recorded`: whether that is known."""
     task = store.task(task_id)
     if task is None:
         return {"task_id": task_id, "recorded": False}

@@ -183,7 +183,7 @@ class Experiment:
         return float(given) if isinstance(given, int | float) else 1.0
 
     def environment(self) -> dict[str, str]:
-        """Commit, versions and machine; empty for a run of an older version."""
+        """Commit, versions and machine."""
         try:
             return read_environment(self.path)
         except (ValueError, RecursionError) as error:

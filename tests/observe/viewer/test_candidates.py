@@ -1,15 +1,13 @@
-"""What the viewer reads of a search: whole, in its middle, of an older version, damaged."""
+"""What the viewer reads of a search: whole, in its middle, damaged."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from ajet.backbone.prompt.journal import read_history
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.viewer.candidates import PromptHistory
 from ajet.observe.viewer.library import Library
@@ -90,19 +88,6 @@ def test_a_search_that_goes_on_is_told_as_far_as_it_is(tmp_path: Path) -> None:
         file.write('ty"}\n')
     whole = history.view(running=True, known=found["stamp"])
     assert whole["refused"][-1]["reason"] == "it is empty"
-
-
-def test_a_history_of_an_older_version_is_read(folder: Path) -> None:
-    def older(line: str) -> str:
-        record = json.loads(line)
-        for key in ("read", "rounds", "left") if record["event"] != "ended" else ("spent",):
-            record.pop(key, None)
-        return json.dumps(record) + "\n"
-
-    rewrite(folder, [older(line) for line in lines(folder)])
-    found = view(folder)
-    assert found["problems"] == [] and all(one["read"] is None for one in found["candidates"])
-    assert read_history(folder / "prompts/history.jsonl").earlier.round == 3, "and it can be resumed"
 
 
 def test_a_damaged_line_costs_only_what_it_told(folder: Path) -> None:

@@ -32,8 +32,7 @@ function textsNode(search, one, against, whole) {
 }
 
 function readNode(name, search, one) {
-  if (one.read === null && ["edit", "reflect"].includes(one.made_by)) return el("p", { class: "muted" }, "Which episodes were read isn't recorded: this search was made by an older version.");
-  if (!one.read?.length) return null;
+  if (!one.read.length) return null;
   const rows = one.read.map((trial) => el("tr", {}, el("td", {}, appendText(el("a", { href: pageOf(name, "task", taskOf(trial.task)) }), trial.task)), el("td", { class: "num" }, episodeLinks(name, trial)), el("td", { class: "wrap" }, appendLong(el("div", { class: "text", dir: "auto" }), trial.feedback || trial.failure || "–"))));
   return el("div", {}, el("h3", {}, `Episodes that were read (${one.read.length})`), el("div", { class: "table-card" }, el("table", { class: "list quiet read" }, el("thead", {}, el("tr", {}, el("th", {}, "Task"), el("th", { class: "num" }, "Reward"), el("th", {}, "What was said about it"))), el("tbody", {}, rows))));
 }

@@ -1,5 +1,5 @@
 // The candidates of a search for prompt templates: who came from whom, their texts, and how they did task by task.
-import { $, apiOf, appendText, copyLink, el, experiment, fetchJson, number, poll, seconds, setUrl, short, showLive, signed } from "./common.js";
+import { $, apiOf, appendText, el, experiment, fetchJson, number, poll, seconds, setUrl, short, showLive, signed } from "./common.js";
 import { drawCandidate } from "./candidatecard.js";
 import { drawFamily } from "./family.js";
 import { AT_ONCE, drawScores } from "./taskscores.js";
@@ -79,7 +79,6 @@ function draw() {
 }
 
 $("which").addEventListener("change", () => { Object.assign(state, { which: $("which").value, shown: AT_ONCE }); setUrl({ tasks: state.which }); draw(); });
-$("copy-link").addEventListener("click", copyLink);
 poll(3, async () => {
   const found = await fetchJson(`${apiOf(name)}/candidates?known=${encodeURIComponent(stamp)}`);
   showLive(found.running);

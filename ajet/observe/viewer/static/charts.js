@@ -1,12 +1,11 @@
 // Charts over steps that share their data, zoom and pointer. The server sends at most about 1,000 points of a metric,
 // and only of the metrics that are on the screen; zooming in asks for the steps in between.
-import { $, apiOf, debounce, el, fetchJson, pageOf, setUrl, short } from "./common.js";
-import { pageColours, saveButtons } from "./save.js";
+import { $, apiOf, debounce, el, fetchJson, pageOf, setUrl, short, style } from "./common.js";
+import { pageColours, plotOptions, resizePlot, saveButtons } from "./plot.js";
 import { lineChart } from "./svg.js";
 import { metricsOf } from "./panels.js";
 
-const HEIGHT = 186, AT_ONCE = 40;
-const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const AT_ONCE = 40;
 uPlot.sync("steps");
 
 export class Charts {
@@ -186,24 +185,14 @@ class Chart {
   alone(line) { return this.columns[this.lines.indexOf(line)].filter((value) => value !== null).length < 2; }
 
   options(lines, stacked) {
-    const axis = { stroke: style("--muted"), font: "11px system-ui", grid: { stroke: style("--line"), width: 1 }, ticks: { show: false } };
-    return {
-      width: Math.max(100, this.plot.clientWidth), height: HEIGHT, legend: { show: false }, padding: [8, 20, 0, 0],
-      cursor: { sync: { key: "steps", setSeries: false }, y: false, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
-      scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(low, high, stacked) } },
-      axes: [{ ...axis, size: 24, gap: 4, label: "step", labelSize: 16, labelGap: 0, labelFont: "11px system-ui", incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] }, { ...axis, size: 46, gap: 4, values: (_, ticks) => ticks.map((tick) => this.panel.format ? this.panel.format(tick) : compact(tick)) }],
-      series: [{}, ...lines.map((line) => ({ stroke: style(`--c${line.colour % 8}`), width: 1.6, spanGaps: true, points: { show: this.alone(line) }, fill: stacked ? mixed(style(`--c${line.colour % 8}`)) : undefined }))],
-      hooks: {
-        setCursor: [(plot) => this.legend(plot.cursor.idx ?? null)],
-        setSelect: [(plot) => { if (plot.select.width > 4) this.charts.zoomTo(Math.round(plot.posToVal(plot.select.left, "x")), Math.round(plot.posToVal(plot.select.left + plot.select.width, "x"))); plot.setSelect({ width: 0, height: 0 }, false); }],
-        ready: [(plot) => {
-          plot.over.addEventListener("dblclick", () => this.charts.zoomTo(null, null));
-          let down = 0;
-          plot.over.addEventListener("mousedown", (event) => { down = event.clientX; });
-          plot.over.addEventListener("click", (event) => { if (this.charts.single && Math.abs(event.clientX - down) < 3 && event.detail === 1) this.charts.pick(this.stepsAt(plot.posToIdx(event.offsetX))); });
-        }],
-      },
-    };
+    const { charts } = this;
+    return plotOptions(this.plot, {
+      grid: { stroke: style("--line"), width: 1 }, points: { size: 6 }, range: (_, low, high) => rangeOf(low, high, stacked),
+      left: { values: (_, ticks) => ticks.map(this.panel.format || compact) },
+      series: lines.map((line) => ({ stroke: style(`--c${line.colour % 8}`), width: 1.6, spanGaps: true, points: { show: this.alone(line) }, fill: stacked ? mixed(style(`--c${line.colour % 8}`)) : undefined })),
+      legend: (index) => this.legend(index), zoomTo: (from, to) => charts.zoomTo(from, to),
+      pick: (index) => { if (charts.single) charts.pick(this.stepsAt(index)); },
+    });
   }
 
   zoom() {
@@ -237,7 +226,7 @@ class Chart {
     this.keys.hidden = alone && single;
   }
 
-  resize() { this.uplot?.setSize({ width: Math.max(100, this.plot.clientWidth), height: HEIGHT }); }
+  resize() { resizePlot(this.uplot, this.plot); }
 }
 
 function rangeOf(low, high, stacked) {

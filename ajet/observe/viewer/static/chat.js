@@ -36,6 +36,24 @@ export function argumentsOf(call) {
   } catch { return given; }
 }
 
+/** The calls that no other call extends: one for each conversation. */
+export function leavesOf(calls) {
+  const extended = new Set(calls.map((call) => call.extends));
+  return calls.filter((call) => !extended.has(call.index));
+}
+
+/** The last call of the conversation that is shown first; -1 if there is none. */
+export const mainOf = (calls) => (leavesOf(calls).findLast((call) => call.agent === calls[0].agent && !call.drop) ?? calls.at(-1))?.index ?? -1;
+
+/** The mean advantage of the calls that have one. */
+export function advantageOf(calls) {
+  const known = calls.map((call) => call.advantage).filter((value) => value !== null);
+  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
+}
+
+/** A figure below its label. */
+export const score = (label, value, colour = "") => el("div", {}, el("span", {}, label), el("b", { class: colour }, value));
+
 /** The messages that lead to a call, and its reply: `[{message, call}]`, with `call` for replies only. */
 export function conversation(calls, index) {
   const chain = [];

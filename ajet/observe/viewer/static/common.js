@@ -68,6 +68,9 @@ export function showLive(running) {
   live.textContent = "live";
 }
 
+/** A colour or number of the page's style sheet. */
+export const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
 // ---------------------------------------------------------------- numbers and times
 
 export function number(value, digits = 4) {
@@ -80,6 +83,7 @@ export function number(value, digits = 4) {
   return String(Number(value.toPrecision(digits)));
 }
 export const short = (value) => number(value, 3);
+export const percent = (share) => share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`;
 export const signed = (value) => value === null || value === undefined ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "") + number(Math.abs(value), 3);
 export function seconds(value) {
   if (value === null || value === undefined) return "–";

@@ -1,6 +1,6 @@
 // Two attempts at a task side by side. Messages that are the same stand once; in the others, the words that differ are marked.
-import { $, apiOf, appendLong, appendText, copyLink, el, experiment, fetchJson, number, pageOf, pill, rewardClass, seconds, setUrl, short, signClass, signed, textBlock } from "./common.js";
-import { argumentsOf, contentOf, conversation } from "./chat.js";
+import { $, apiOf, appendLong, appendText, el, experiment, fetchJson, number, pageOf, pill, rewardClass, seconds, setUrl, short, signClass, signed, textBlock } from "./common.js";
+import { advantageOf, argumentsOf, contentOf, conversation, leavesOf, mainOf, score } from "./chat.js";
 import { aligned, wordDifferences } from "./diff.js";
 
 const name = experiment();
@@ -8,9 +8,6 @@ const url = new URLSearchParams(location.search);
 const sides = ["a", "b"].map((key) => ({ key, id: url.get(key), view: null, leaf: url.has(`path_${key}`) ? Number(url.get(`path_${key}`)) : -1 }));
 let attempts = [];
 const SHOWN_WORDS = 40;
-
-const leavesOf = (calls) => { const extended = new Set(calls.map((call) => call.extends)); return calls.filter((call) => !extended.has(call.index)); };
-const mainOf = (calls) => (leavesOf(calls).findLast((call) => call.agent === calls[0].agent && !call.drop) ?? calls.at(-1))?.index ?? -1;
 
 /** A message as parts that are compared one by one: `[[kind, label, text] …]`. */
 function partsOf({ message, call }) {
@@ -41,9 +38,7 @@ function head(side) {
   const path = el("select", { "aria-label": `Conversation on the ${side.key === "a" ? "left" : "right"}` }, leaves.map((call) => new Option(`${call.agent}: to call ${call.index}`, call.index)));
   path.value = side.leaf;
   path.addEventListener("change", () => { side.leaf = Number(path.value); show(); });
-  const advantages = calls.map((call) => call.advantage).filter((value) => value !== null);
-  const advantage = advantages.length ? advantages.reduce((sum, value) => sum + value, 0) / advantages.length : null;
-  const score = (label, value, colour = "") => el("div", {}, el("span", {}, label), el("b", { class: colour }, value));
+  const advantage = advantageOf(calls);
   return el("header", { class: "card pad side-card" },
     el("div", { class: "row wrapping" }, choice, leaves.length > 1 ? path : null, pill(episode.status), el("span", { class: "spring" }), el("a", { href: pageOf(name, "episode", side.id) }, "Open")),
     el("div", { class: "scores" }, score("reward", short(episode.reward), rewardClass(episode.reward)), ...(side.view.has_tokens ? [score("advantage", signed(advantage), signClass(advantage)), score("step", number(side.view.step))] : []), score("calls", number(calls.length)), ...(side.view.has_tokens ? [score("sampled", number(episode.sampled))] : []), score("time", seconds(episode.timings.total))),
@@ -153,6 +148,5 @@ async function load() {
 
 $("to-first").addEventListener("click", () => $("first").scrollIntoView({ block: "start" }));
 $("swap").addEventListener("click", () => { const [{ id, leaf }] = sides; Object.assign(sides[0], { id: sides[1].id, leaf: sides[1].leaf }); Object.assign(sides[1], { id, leaf }); load(); });
-$("copy-link").addEventListener("click", copyLink);
 addEventListener("keydown", (event) => { if (event.key === "n" && !event.target.matches("input, select, textarea") && !event.ctrlKey && !event.metaKey && !event.altKey) $("first")?.scrollIntoView({ block: "start" }); });
 await load();

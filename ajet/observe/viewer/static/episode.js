@@ -1,6 +1,6 @@
 // One episode: conversation, call tree, tokens, details. The URL records what is shown.
 import { $, agentColours, apiOf, appendText, clock, copy, copyLink, el, experiment, fetchAnswer, fetchJson, number, pageOf, pill, rewardClass, seconds, setUrl, short, signClass, signed, toast } from "./common.js";
-import { conversation, conversationText, curlOf, messageNode, rawSwitch } from "./chat.js";
+import { advantageOf, conversation, conversationText, curlOf, leavesOf, mainOf, messageNode, rawSwitch } from "./chat.js";
 import { drawGraph, markCurrent } from "./graph.js";
 import { showNote } from "./notes.js";
 import { givenNodes } from "./taskcard.js";
@@ -12,10 +12,6 @@ const url = new URLSearchParams(location.search);
 const state = { view: ["chat", "tokens", "timeline", "details"].includes(url.get("view")) ? url.get("view") : "chat", call: url.has("call") ? Number(url.get("call")) : -1, colour: url.get("colour") || "trained", token: url.has("at") ? Number(url.get("at")) : -1 };
 let view, colourOf, tokens = null, loading = null;
 
-function leaves() {
-  const extended = new Set(view.calls.map((call) => call.extends));
-  return view.calls.filter((call) => !extended.has(call.index));
-}
 /** The conversation in which a call is shown, given by the last call that continues it. */
 function leafOf(index) {
   let at = index;
@@ -33,8 +29,7 @@ function facts() {
   $("title").dir = "auto";
   $("ids").replaceChildren(appendText(el("a", { href: pageOf(name, "task", episode.task_id) }), episode.task_id), ` · ${episode.id}`);
   const entry = (label, value, colour = "") => [el("div", {}, el("dt", {}, label), el("dd", { class: colour }, value))];
-  const advantages = view.calls.map((call) => call.advantage).filter((value) => value !== null);
-  const mean = advantages.length ? advantages.reduce((a, b) => a + b, 0) / advantages.length : null;
+  const mean = advantageOf(view.calls);
   if (!view.has_tokens && view.calls.length) {  // messages of an agent that ran alone
     const { input_tokens: input, output_tokens: output, cost } = episode.metadata;
     const whole = (value) => (typeof value === "number" ? number(value) : "–");
@@ -50,7 +45,7 @@ function facts() {
     else $(button).setAttribute("aria-disabled", "true");
   }
   const forks = view.calls.filter((call) => call.fork).length;
-  $("tree-summary").textContent = [[view.calls.length, "call"], [leaves().length, "conversation"], [forks, "fork"]].filter(([count]) => count).map(([count, noun]) => `${count} ${noun}${count === 1 ? "" : "s"}`).join(", ");
+  $("tree-summary").textContent = [[view.calls.length, "call"], [leavesOf(view.calls).length, "conversation"], [forks, "fork"]].filter(([count]) => count).map(([count, noun]) => `${count} ${noun}${count === 1 ? "" : "s"}`).join(", ");
 }
 
 // ---------------------------------------------------------------- views
@@ -122,7 +117,7 @@ const prefixed = (word, counts) => Object.fromEntries(Object.entries(counts).map
 // ---------------------------------------------------------------- the selection
 
 function paths() {
-  const options = leaves().map((call) => el("option", { value: call.index }, `${call.agent}: to call ${call.index}${call.drop ? ` (${call.drop.replaceAll("_", " ")})` : ""}`));
+  const options = leavesOf(view.calls).map((call) => el("option", { value: call.index }, `${call.agent}: to call ${call.index}${call.drop ? ` (${call.drop.replaceAll("_", " ")})` : ""}`));
   $("path").replaceChildren(...options);
   $("path").parentElement.hidden = options.length < 2;
 }
@@ -178,9 +173,8 @@ addEventListener("keydown", (event) => {
 try {
   view = await fetchJson(`${apiOf(name)}/episode/${encodeURIComponent(id)}`);
   colourOf = agentColours(view.calls.map((call) => call.agent));
-  const main = view.calls.findLast((call) => call.agent === view.calls[0].agent && !view.calls.some((other) => other.extends === call.index) && !call.drop);
   state.chosen = state.call >= 0 && state.call < view.calls.length;
-  if (!state.chosen) state.call = main ? main.index : view.calls.length - 1;
+  if (!state.chosen) state.call = mainOf(view.calls);
   state.leaf = view.calls.length ? leafOf(state.call) : -1;
   $("tab-tokens").hidden = !view.has_tokens && view.calls.length > 0;
   facts();

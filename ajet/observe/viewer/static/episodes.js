@@ -1,5 +1,5 @@
 // The list of episodes.
-import { $, apiOf, appendText, copyLink, el, experiment, fetchJson, number, pageOf, pill, poll, rewardClass, seconds, setUrl, short, showLive, signClass, signed } from "./common.js";
+import { $, apiOf, appendText, el, experiment, fetchJson, number, pageOf, pill, rewardClass, seconds, setUrl, short, signClass, signed } from "./common.js";
 import { List } from "./list.js";
 import { tagNode } from "./notes.js";
 
@@ -9,7 +9,7 @@ let notes = {};
 function row(one) {
   const link = appendText(el("a", { class: "name", href: pageOf(name, "episode", one.episode_id) }), one.task_id || one.episode_id);
   const note = notes[one.episode_id];
-  const line = el("tr", {},
+  return el("tr", {},
     el("td", { class: "num" }, one.validation ? el("span", { class: "tag", title: "from a validation" }, "val") : null, " ", number(one.step)),
     el("td", {}, link, note?.note ? el("span", { class: "noted", title: note.note, "aria-label": "has a note" }, "✎") : null, (note?.tags || []).map(tagNode), appendText(el("span", { class: "preview", dir: "auto" }), one.preview)),
     el("td", {}, pill(one.status), one.outcomes.map((outcome) => el("span", { class: "tag" }, ` ${outcome}`)), one.failure ? el("span", { class: "preview" }, one.failure) : null),
@@ -23,8 +23,6 @@ function row(one) {
     el("td", { class: `num ${one.forks ? "warn" : "muted"}` }, number(one.forks)),
     el("td", { class: "num muted" }, seconds(one.seconds)),
     el("td", { class: "small" }, one.group_id ? [el("a", { href: pageOf(name, "group", one.group_id) }, "Group"), el("br"), el("a", { href: `${pageOf(name, "differences")}?group=${encodeURIComponent(one.group_id)}`, title: "Best and worst of the group side by side" }, "Differences")] : ""));
-  line.addEventListener("click", (event) => { if (!event.target.closest("a") && !getSelection().toString()) link.click(); });
-  return line;
 }
 
 /** An address that asks for nothing opens on the newest step's groups that can teach something. */
@@ -43,12 +41,6 @@ async function openNewest() {
 try { await openNewest(); } catch (error) { $("shown").textContent = error.message; $("shown").hidden = false; }
 const list = new List({ api: `${apiOf(name)}/episodes`, table: "episodes", row, sort: "id", order: "desc", numbers: ["step_min", "step_max", "reward_min", "reward_max"], noun: ["episode", "episodes"] });
 
-async function facets() {
-  const found = await fetchJson(`${apiOf(name)}/facets`);
-  list.offer("status", found.statuses); list.offer("agent", found.agents); list.offer("tag", found.tags); list.offer("failure", found.failures);
-  return JSON.stringify(found);
-}
-
 /** The notes of this run. A damaged file of notes leaves the list as it is. */
 async function readNotes() {
   try { notes = (await fetchJson(`${apiOf(name)}/notes`)).episodes; } catch { return; }
@@ -57,14 +49,8 @@ async function readNotes() {
   list.offer("note", tags, (value) => `Tagged ${value.slice(4)}`);
 }
 
-$("copy-link").addEventListener("click", copyLink);
-let known = "";
 await readNotes();
 list.load();
-poll(3, async () => {
-  const { status } = await fetchJson(apiOf(name));
-  showLive(status === "running");
-  const found = await facets();
-  if (known && found !== known) list.refresh();
-  known = found;
+list.follow(name, ({ statuses, agents, tags, failures }) => {
+  for (const [key, counts] of Object.entries({ status: statuses, agent: agents, tag: tags, failure: failures })) list.offer(key, counts);
 });

@@ -1,18 +1,15 @@
 // The episodes of a group side by side: what they have in common, and what their rewards reward.
-import { $, agentColours, apiOf, appendText, copyLink, el, experiment, fetchJson, number, pageOf, pill, rewardClass, short, signClass, signed } from "./common.js";
-import { conversation, messageNode, rawSwitch } from "./chat.js";
+import { $, agentColours, apiOf, appendText, el, experiment, fetchJson, number, pageOf, pill, rewardClass, short, signClass, signed } from "./common.js";
+import { conversation, mainOf, messageNode, rawSwitch, score } from "./chat.js";
 
 const name = experiment();
-$("copy-link").addEventListener("click", copyLink);
 
 function column(row, view, colourOf) {
   const calls = view.calls;
-  const extended = new Set(calls.map((call) => call.extends));
-  const leaf = calls.findLast((call) => !extended.has(call.index) && call.agent === calls[0]?.agent && !call.drop) ?? calls.at(-1);
-  const score = (label, value, colour) => el("div", {}, el("span", {}, label), el("b", { class: colour }, value));
+  const leaf = mainOf(calls);
   const chat = el("div", { class: "chat", tabindex: "0", "aria-label": `Conversation of episode ${row.repeat}` });
   if (view.episode.failure) chat.append(el("div", { class: "failure" }, el("b", {}, view.episode.failure.kind), el("div", { class: "wrap" }, view.episode.failure.message)));
-  if (leaf) chat.append(...conversation(calls, leaf.index).filter(({ message }) => message.role !== "system").map((part) => messageNode(part, colourOf, { compact: true })));
+  if (leaf >= 0) chat.append(...conversation(calls, leaf).filter(({ message }) => message.role !== "system").map((part) => messageNode(part, colourOf, { compact: true })));
   return el("article", { class: "card column" },
     el("header", {}, el("div", { class: "row" }, el("a", { class: "name", href: pageOf(name, "episode", row.episode_id) }, `Episode ${row.repeat}`), el("span", { class: "spring" }), pill(row.status)),
       el("div", { class: "scores" }, score("reward", short(row.reward), rewardClass(row.reward)), score("advantage", signed(row.advantage), signClass(row.advantage)), score("turns", number(row.turns)), score("sampled", number(row.sampled)))),

@@ -1,11 +1,9 @@
 // How the rewards of each step are spread: a row for each reward (or range of rewards), a column for each step, and the
 // bars of the step that the reader points at.
-import { el, number, short } from "./common.js";
-import { pageColours, saveButtons } from "./save.js";
+import { el, number, short, style } from "./common.js";
+import { pageColours, plotOptions, resizePlot, saveButtons } from "./plot.js";
 import { cellChart } from "./svg.js";
 
-const HEIGHT = 186;
-const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const labelOf = ([low, high]) => (low === high ? short(low) : `${short(low)} … ${short(high)}`);
 
 export class RewardHistogram {
@@ -48,27 +46,15 @@ export class RewardHistogram {
 
   options() {
     const { bins } = this.data;
-    const axis = { stroke: style("--muted"), font: "11px system-ui", ticks: { show: false } };
     const every = Math.ceil(bins.length / 8);
     const shown = bins.map((_, index) => index).filter((index) => index % every === 0);
-    return {
-      width: Math.max(100, this.plot.clientWidth), height: HEIGHT, legend: { show: false }, padding: [8, 20, 0, 0],
-      cursor: { sync: { key: "steps", setSeries: false }, y: false, drag: { x: true, y: false, setScale: false }, points: { show: false } },
-      scales: { x: { time: false }, y: { range: () => [-0.5, bins.length - 0.5] } },
-      axes: [{ ...axis, grid: { show: false }, size: 24, gap: 4, label: "step", labelSize: 16, labelGap: 0, labelFont: "11px system-ui", incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] }, { ...axis, grid: { show: false }, size: 46, gap: 4, splits: () => shown, values: () => shown.map((index) => short(bins[index][0])) }],
-      series: [{}, ...bins.map(() => ({ stroke: "transparent", points: { show: false }, paths: () => null }))],
-      hooks: {
-        drawClear: [(plot) => this.cells(plot)],
-        setCursor: [(plot) => this.legend(plot.cursor.idx ?? null)],
-        setSelect: [(plot) => { if (plot.select.width > 4) this.page.zoomTo(Math.round(plot.posToVal(plot.select.left, "x")), Math.round(plot.posToVal(plot.select.left + plot.select.width, "x"))); plot.setSelect({ width: 0, height: 0 }, false); }],
-        ready: [(plot) => {
-          plot.over.addEventListener("dblclick", () => this.page.zoomTo(null, null));
-          let down = 0;
-          plot.over.addEventListener("mousedown", (event) => { down = event.clientX; });
-          plot.over.addEventListener("click", (event) => { if (Math.abs(event.clientX - down) < 3 && event.detail === 1) this.page.pick(this.stepsAt(plot.posToIdx(event.offsetX))); });
-        }],
-      },
-    };
+    return plotOptions(this.plot, {
+      grid: { show: false }, points: { show: false }, range: () => [-0.5, bins.length - 0.5],
+      left: { splits: () => shown, values: () => shown.map((index) => short(bins[index][0])) },
+      series: bins.map(() => ({ stroke: "transparent", points: { show: false }, paths: () => null })),
+      legend: (index) => this.legend(index), zoomTo: this.page.zoomTo, pick: (index) => this.page.pick(this.stepsAt(index)),
+      hooks: { drawClear: [(plot) => this.cells(plot)] },
+    });
   }
 
   /** One rectangle for each step and bin; its strength is the share of the step's episodes. */
@@ -115,7 +101,7 @@ export class RewardHistogram {
     this.uplot?.setScale("x", low < high ? { min: low - 0.5, max: high + 0.5 } : { min: low - 0.5, max: low + 0.5 });
   }
 
-  resize() { this.uplot?.setSize({ width: Math.max(100, this.plot.clientWidth), height: HEIGHT }); }
+  resize() { resizePlot(this.uplot, this.plot); }
 
   legend(index) {
     const at = index ?? this.data.steps.length - 1, counts = this.data.counts[at];

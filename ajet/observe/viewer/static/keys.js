@@ -1,5 +1,5 @@
-// `?` lists the keys of a page, `/` goes to its search.
-import { $, el } from "./common.js";
+// `?` lists the keys of a page, `/` goes to its search. And the button that copies the page's address.
+import { $, copyLink, el } from "./common.js";
 
 const KEYS = [["?", "show these keys"], ["/", "search on this page"], ["h", "all experiments"]];
 const ON_EPISODE = [["j", "next episode"], ["k", "previous episode"], ["← →", "move over tabs, or over tokens"], ["↑ ↓", "move over lines of tokens"]];
@@ -16,6 +16,7 @@ function list() {
   dialog.showModal();
 }
 
+$("copy-link")?.addEventListener("click", copyLink);
 addEventListener("keydown", (event) => {
   if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "?" && !$("keys")) list();

@@ -1,5 +1,5 @@
 // A list that the server filters, sorts and pages, with its whole state in the URL.
-import { $, debounce, fetchJson, number, setUrl } from "./common.js";
+import { $, apiOf, debounce, fetchJson, number, poll, setUrl, showLive } from "./common.js";
 
 const LIMIT = 100;
 
@@ -71,6 +71,19 @@ export class List {
     select.value = chosen;
   }
 
+  /** Keep the list up to date. `offer(facets)`: fill the choices with what there is. */
+  follow(name, offer) {
+    let known = "";
+    poll(3, async () => {
+      const { status } = await fetchJson(apiOf(name));
+      showLive(status === "running");
+      const facets = await fetchJson(`${apiOf(name)}/facets`), found = JSON.stringify(facets);
+      offer(facets);
+      if (known && found !== known) this.refresh();
+      known = found;
+    });
+  }
+
   /** Load again because there may be new rows, unless the reader is in the middle of the list. */
   refresh() { if (this.offset === 0 && !document.activeElement?.closest(`#${this.table.id}`)) this.load(); }
 
@@ -93,6 +106,10 @@ export class List {
       head.addEventListener("click", sort);
       head.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); sort(); } });
     }
+    this.table.tBodies[0].addEventListener("click", (event) => {
+      const row = event.target.closest("tr");
+      if (row && !event.target.closest("a") && !getSelection().toString()) row.querySelector("a.name").click();
+    });
     const turn = (pages) => { this.offset = Math.max(0, this.offset + pages * LIMIT); this.load(); scrollTo(0, 0); };
     $("previous").addEventListener("click", () => turn(-1));
     $("next").addEventListener("click", () => turn(1));

@@ -1,12 +1,11 @@
 // The overview of a run: whether it is learning, what is wrong, and the episodes that show it.
-import { $, apiOf, appendText, copyLink, el, experiment, fetchJson, fillRows, modelName, number, pageOf, pill, poll, rewardClass, seconds, short, showLive } from "./common.js";
+import { $, apiOf, appendText, el, experiment, fetchJson, fillRows, modelName, number, pageOf, percent, pill, poll, rewardClass, seconds, short, showLive } from "./common.js";
 import { Charts } from "./charts.js";
 import { OVERVIEW, metricsOf } from "./panels.js";
 
 const name = experiment();
 const charts = new Charts([name]);
 const grid = fillRows(el("div", { class: "charts" }));
-const percent = (share) => `${Math.round(100 * share)} %`;
 const page = (link) => `${pageOf(name)}/${link}`;
 grid.append(...OVERVIEW.map((panel) => Object.assign(charts.of(panel.title, panel), { visible: true }).node));
 $("sections").append(grid);
@@ -75,7 +74,6 @@ async function show() {
   $("overview").dataset.ready = "1";
 }
 
-$("copy-link").addEventListener("click", copyLink);
 addEventListener("themechange", () => { for (const chart of charts.shown()) chart.draw(); });
 let status = "";
 poll(2, async () => {

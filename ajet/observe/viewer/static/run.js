@@ -1,5 +1,5 @@
 // Charts of one run, or of several overlaid; updated while a run is in progress.
-import { $, apiOf, copyLink, debounce, el, fetchJson, fillRows, number, pageOf, poll, runsIn, runsText, setUrl, short, showLive } from "./common.js";
+import { $, apiOf, debounce, el, fetchJson, fillRows, number, pageOf, poll, runsIn, runsText, setUrl, short, showLive } from "./common.js";
 import { Charts } from "./charts.js";
 import { RewardHistogram } from "./histogram.js";
 import { RESULTS, SECTIONS, foldedAtFirst, metricsOf, otherSections } from "./panels.js";
@@ -82,7 +82,6 @@ $("smooth").addEventListener("input", debounce(() => { view.smooth = Number($("s
 $("find-metric").value = find;
 $("find-metric").addEventListener("input", () => { find = $("find-metric").value.trim(); setUrl({ find }); build(); });
 $("reset-zoom").addEventListener("click", () => charts.zoomTo(null, null));
-$("copy-link").addEventListener("click", copyLink);
 addEventListener("themechange", build);
 if (!single) $("run-legend").replaceChildren(...runs.map((run) => el("a", { href: pageOf(run.name), class: `a${run.index % 8}` }, el("i", { class: "dot" }), run.name)));
 

@@ -1,10 +1,8 @@
 // One task: what was asked, what the reader gave, and every attempt at it.
-import { $, apiOf, appendText, copyLink, el, experiment, fetchJson, number, pageOf, rewardClass, short, spark } from "./common.js";
+import { $, apiOf, appendText, el, experiment, fetchJson, number, pageOf, percent, rewardClass, short, spark } from "./common.js";
 import { taskCards } from "./taskcard.js";
 
 const name = experiment(), id = $("task").dataset.task;
-const percent = (share) => `${Math.round(100 * share)} %`;
-$("copy-link").addEventListener("click", copyLink);
 $("episodes-of").href = `${pageOf(name, "episodes")}?task=${encodeURIComponent(id)}`;
 
 /** Those with a reward: a failed attempt counts in no share and no mean. */

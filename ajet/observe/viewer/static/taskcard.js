@@ -4,7 +4,7 @@ import { messageNode } from "./chat.js";
 
 /** Two lists of nodes: what the agent is asked, and what it is not told. */
 export function taskCards(task) {
-  if (!task.recorded) return [[el("p", { class: "muted" }, "Not recorded: this run was made by an older version.")], [el("p", { class: "muted" }, "Not recorded.")]];
+  if (!task.recorded) return [[el("p", { class: "muted" }, "Not recorded.")], givenNodes(task)];
   const asked = [];
   if (task.query) asked.push(textBlock(task.query));
   for (const message of task.init_messages) asked.push(messageNode({ message, owner: { index: -1 } }, () => ""));
@@ -14,7 +14,7 @@ export function taskCards(task) {
 
 /** Gold answer and metadata. */
 export function givenNodes(task) {
-  if (!task.recorded) return [el("p", { class: "muted" }, "Not recorded: this run was made by an older version.")];
+  if (!task.recorded) return [el("p", { class: "muted" }, "Not recorded.")];
   const nodes = [];
   if (task.answer !== null && task.answer !== undefined) nodes.push(el("div", { class: "gold" }, el("span", { class: "muted" }, "Gold answer"), textBlock(typeof task.answer === "string" ? task.answer : JSON.stringify(task.answer, null, 2))));
   if (task.env_type && task.env_type !== "no_env") nodes.push(el("p", { class: "muted" }, `environment ${task.env_type}`));
