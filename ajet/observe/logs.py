@@ -76,16 +76,15 @@ class Masker:
         if isinstance(value, Mapping | list | tuple | set | frozenset) and not levels:
             return TOO_DEEP
         if isinstance(value, Mapping):
-            return {_masked_name(self, name): self.value(item, str(name), levels - 1) for name, item in value.items()}
+            return {
+                self.text(name) if isinstance(name, str) else name: self.value(item, str(name), levels - 1)
+                for name, item in value.items()
+            }
         if isinstance(value, list | tuple | set | frozenset):
             return [self.value(item, key, levels - 1) for item in value]
         if isinstance(value, str):
             return MASK if value and is_secret(key, value) and not _is_reference(value) else self.text(value)
         return value
-
-
-def _masked_name(masker: Masker, name: Any) -> Any:
-    return masker.text(name) if isinstance(name, str) else name
 
 
 def _is_reference(value: str) -> bool:
@@ -148,27 +147,18 @@ def _let_through() -> None:
     logging.getLogger(ROOT_LOGGER).setLevel(min(logging.INFO, level_from_environment()))
 
 
-class FileLog:
-    """Writes records to a file as JSON lines, until closed."""
+class FileLog(RotatingFileHandler):
+    """Writes records to a file as JSON lines, until closed. While the disk is full, lines are lost; it warns once."""
 
     def __init__(self, path: Path, masker: Masker | None = None) -> None:
-        self._handler = _FileHandler(path, maxBytes=_FILE_BYTES, backupCount=_FILES - 1, encoding="utf-8")
-        self._handler.setLevel(min(logging.INFO, level_from_environment()))
-        self._handler.setFormatter(_JsonFormatter(masker or Masker()))
+        super().__init__(path, maxBytes=_FILE_BYTES, backupCount=_FILES - 1, encoding="utf-8")
+        self._warned = False
+        self.setLevel(min(logging.INFO, level_from_environment()))
+        self.setFormatter(_JsonFormatter(masker or Masker()))
         if masker is not None:
             _mask_terminal(masker)
-        logging.getLogger().addHandler(self._handler)
+        logging.getLogger().addHandler(self)
         _let_through()
-
-    def close(self) -> None:
-        logging.getLogger().removeHandler(self._handler)
-        self._handler.close()
-
-
-class _FileHandler(RotatingFileHandler):
-    """While the disk is full, lines of the log are lost; it warns once."""
-
-    _warned = False
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -178,6 +168,7 @@ class _FileHandler(RotatingFileHandler):
             super().handleError(record)
 
     def close(self) -> None:
+        logging.getLogger().removeHandler(self)
         try:
             super().close()
         except OSError as error:  # of what was still to be written
