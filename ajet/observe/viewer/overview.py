@@ -16,7 +16,7 @@ from ajet.observe.diagnosis import RULES, in_order
 from ajet.observe.episode_codec import conversation, message_text
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.progress_state import RunningTotal
-from ajet.observe.run_evidence import ERRORS, Figures, Level, RunFinding, Series, as_number, as_percent
+from ajet.observe.run_evidence import ERRORS, Figures, Level, RunFinding, Series, Trend, as_number, as_percent
 from ajet.observe.statistics import TaskFilter, task_page
 from ajet.observe.viewer.library import Experiment, Reading
 
@@ -79,20 +79,22 @@ def verdict(figures: Figures) -> RunVerdict:
         return RunVerdict("quiet", "No step has finished yet", [_remark("The charts begin with the first step.")])
     validation, training = figures.of("val/return/mean"), figures.of("return/mean")
     because = [*_of_validation(validation), *_of_training(training, figures), *_of_groups(figures)]
-    trained = _trend(training, figures.window)
+    trained = figures.change("return/mean") if len(training.steps) >= _FEWEST_STEPS else None
     failed = figures.lately("episode/failed_share")
     if failed.steps and failed.mean >= _MOST_FAIL:
         return RunVerdict("bad", "Most episodes fail", because)
     if len(validation.steps) >= 2:
         return RunVerdict(*_by_validation(validation, trained, figures), because)
-    titles: dict[int | None, tuple[Level, str]] = {
-        None: ("quiet", "Too early to tell"), 1: ("good", "The training reward rises"),
-        0: ("warn", "No clear change so far"), -1: ("bad", "The training reward falls"),
-    }  # fmt: skip
-    return RunVerdict(*titles[trained], because)
+    if trained is None:
+        return RunVerdict("quiet", "Too early to tell", because)
+    if trained.risen:
+        return RunVerdict("good", "The training reward rises", because)
+    if trained.fallen:
+        return RunVerdict("bad", "The training reward falls", because)
+    return RunVerdict("warn", "No clear change so far", because)
 
 
-def _by_validation(series: Series, trained: int | None, figures: Figures) -> tuple[Level, str]:
+def _by_validation(series: Series, trained: Trend | None, figures: Figures) -> tuple[Level, str]:
     """Compare the first tenth of the validations, the best and the last; each is one validation if there are few."""
     count = len(series.steps)
     size = max(1, count // _PARTS)
@@ -108,7 +110,7 @@ def _by_validation(series: Series, trained: int | None, figures: Figures) -> tup
         return "bad", "It is getting worse"
     if since_best > certain:
         return "warn", f"What it had learned by step {best.steps[-1]} is lost"
-    if trained == 1:
+    if trained is not None and trained.risen:
         return "warn", "The training reward rises, validation doesn't"
     return "quiet", "No clear change so far"
 
@@ -126,15 +128,6 @@ def _noise(series: Series) -> float:
     if len(series.steps) < _FEWEST_STEPS:
         return 0.0
     return float((np.diff(series.values) ** 2).mean() / 2)
-
-
-def _trend(series: Series, window: int) -> int | None:
-    """1: the last steps are better than the first, -1: worse, 0: as good; None: too few to tell."""
-    if len(series.steps) < _FEWEST_STEPS:
-        return None
-    change = series.part(-window).mean - series.part(0, window).mean
-    certain = ERRORS * math.sqrt(2 * _noise(series) / window)
-    return 0 if abs(change) <= certain else 1 if change > 0 else -1
 
 
 def _of_validation(series: Series) -> list[RunFinding]:
