@@ -21,6 +21,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """Where a module says `pytestmark = pytest.mark.anyio`, its coroutines are tests too, on a loop each."""
+    return "asyncio"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, Any, Any]:
     """pytest-xdist ends the whole run over a report that isn't UTF-8: the name of a file in the message of an error

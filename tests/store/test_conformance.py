@@ -22,6 +22,8 @@ from ajet.store.server import issue, listed
 from ajet.store.tables import Tables
 from support.store_kinds import Clock, Opener
 
+pytestmark = pytest.mark.anyio
+
 RETRIES = RolloutConfig(
     max_attempts=3,
     retry_condition=("failed", "timeout", "unresponsive"),
@@ -353,21 +355,18 @@ def test_a_claim_waits_for_work(kind: Opener) -> None:
     kind.run(test)
 
 
-def test_a_turn_that_comes_with_the_end_of_a_claim_is_the_next_one_s() -> None:
-    async def test() -> None:
-        async with asyncio.timeout(60), memory_store() as store:
-            claims = [asyncio.create_task(store.claim(name, wait_seconds=wait)) for name, wait in (("a", 1), ("b", 50))]
-            while (await store.query_workers()).total < 2:  # each has looked at the empty queue
-                await asyncio.sleep(0.005)
-            queued = asyncio.create_task(store.enqueue([new(0)]))
-            for _ in range(3):
-                await asyncio.sleep(0)  # it is under way
-            time.sleep(1.1)  # the loop then learns of it and of the first claim's end at once
-            async with asyncio.timeout(20):
-                (claimed,) = await claims[0] or await claims[1]
-            assert [claimed.rollout.rollout_id] == [one.rollout_id for one in await queued]
-
-    asyncio.run(test())
+async def test_a_turn_that_comes_with_the_end_of_a_claim_is_the_next_one_s() -> None:
+    async with asyncio.timeout(60), memory_store() as store:
+        claims = [asyncio.create_task(store.claim(name, wait_seconds=wait)) for name, wait in (("a", 1), ("b", 50))]
+        while (await store.query_workers()).total < 2:  # each has looked at the empty queue
+            await asyncio.sleep(0.005)
+        queued = asyncio.create_task(store.enqueue([new(0)]))
+        for _ in range(3):
+            await asyncio.sleep(0)  # it is under way
+        time.sleep(1.1)  # the loop then learns of it and of the first claim's end at once
+        async with asyncio.timeout(20):
+            (claimed,) = await claims[0] or await claims[1]
+        assert [claimed.rollout.rollout_id] == [one.rollout_id for one in await queued]
 
 
 def test_a_claim_that_waits_in_vain_returns_nothing(kind: Opener) -> None:

@@ -17,6 +17,8 @@ from ajet.store.database_store import sqlite_store
 from ajet.store.requests import NewRollout, StoreError, StoreUnavailableError
 from ajet.store.rows import TABLES, VERSIONS, migrate
 
+pytestmark = pytest.mark.anyio
+
 WRITER = """
 import asyncio, sys
 from ajet.store.database_store import sqlite_store
@@ -71,15 +73,12 @@ def test_nothing_acknowledged_is_lost_by_a_kill(tmp_path: Path) -> None:
     assert told["succeeded"]
 
 
-def test_a_file_is_served_by_one_process(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with sqlite_store(tmp_path / "store.sqlite"):
-            with pytest.raises(StoreError, match="another process is serving this store"):
-                await sqlite_store(tmp_path / "store.sqlite").open()
-        async with sqlite_store(tmp_path / "store.sqlite"):
-            pass
-
-    asyncio.run(run())
+async def test_a_file_is_served_by_one_process(tmp_path: Path) -> None:
+    async with sqlite_store(tmp_path / "store.sqlite"):
+        with pytest.raises(StoreError, match="another process is serving this store"):
+            await sqlite_store(tmp_path / "store.sqlite").open()
+    async with sqlite_store(tmp_path / "store.sqlite"):
+        pass
 
 
 @pytest.mark.parametrize("content", [b"no database", b"x" * 5000])
@@ -133,46 +132,37 @@ def test_migrations_run_one_after_the_other() -> None:
     assert ran == ["second", "third"]
 
 
-def test_a_full_disk_loses_nothing_and_is_told(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with sqlite_store(tmp_path / "store.sqlite") as store:
-            (kept,) = await store.enqueue([NewRollout(input="kept")])
-            connection = store._database._connection.raw  # type: ignore[attr-defined]
-            pages = connection.execute("PRAGMA page_count").fetchone()[0]
-            connection.execute(f"PRAGMA max_page_count = {pages}")
-            with pytest.raises(StoreUnavailableError, match=r"store\.sqlite: .*full.*Nothing was stored"):
-                await store.enqueue([NewRollout(input="x" * 100_000)])
-            connection.execute("PRAGMA max_page_count = 1000000")
-            assert (await store.query_rollouts()).total == 1
-            assert (await store.get_rollout(kept.rollout_id)).rollout.input == "kept"
-            await store.enqueue([NewRollout(input="again")])
-
-    asyncio.run(run())
+async def test_a_full_disk_loses_nothing_and_is_told(tmp_path: Path) -> None:
+    async with sqlite_store(tmp_path / "store.sqlite") as store:
+        (kept,) = await store.enqueue([NewRollout(input="kept")])
+        connection = store._database._connection.raw  # type: ignore[attr-defined]
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(StoreUnavailableError, match=r"store\.sqlite: .*full.*Nothing was stored"):
+            await store.enqueue([NewRollout(input="x" * 100_000)])
+        connection.execute("PRAGMA max_page_count = 1000000")
+        assert (await store.query_rollouts()).total == 1
+        assert (await store.get_rollout(kept.rollout_id)).rollout.input == "kept"
+        await store.enqueue([NewRollout(input="again")])
 
 
-def test_a_closed_store_says_so(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with sqlite_store(tmp_path / "store.sqlite") as store:
-            pass
-        with pytest.raises(StoreUnavailableError, match="closed"):
-            await store.statistics()
-
-    asyncio.run(run())
+async def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    async with sqlite_store(tmp_path / "store.sqlite") as store:
+        pass
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        await store.statistics()
 
 
-def test_a_store_that_is_being_closed_ends_what_it_took_and_refuses_the_rest(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(30):
-            store = await sqlite_store(tmp_path / "store.sqlite").open()
-            taken = asyncio.create_task(store.enqueue([NewRollout(input=1)]))
+async def test_a_store_that_is_being_closed_ends_what_it_took_and_refuses_the_rest(tmp_path: Path) -> None:
+    async with asyncio.timeout(30):
+        store = await sqlite_store(tmp_path / "store.sqlite").open()
+        taken = asyncio.create_task(store.enqueue([NewRollout(input=1)]))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(store.aclose())
+        asked = []
+        while not closing.done():
+            asked.append(asyncio.create_task(store.statistics()))
             await asyncio.sleep(0)
-            closing = asyncio.create_task(store.aclose())
-            asked = []
-            while not closing.done():
-                asked.append(asyncio.create_task(store.statistics()))
-                await asyncio.sleep(0)
-            for answer in await asyncio.gather(*asked, return_exceptions=True):
-                assert not isinstance(answer, BaseException) or isinstance(answer, StoreUnavailableError)
-            assert len(await taken) == 1
-
-    asyncio.run(run())
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            assert not isinstance(answer, BaseException) or isinstance(answer, StoreUnavailableError)
+        assert len(await taken) == 1

@@ -37,6 +37,8 @@ from ajet.store.requests import (
 from ajet.store.server import StoreServer, issue
 from ajet.system.http_server import AddressError, tls_context
 
+pytestmark = pytest.mark.anyio
+
 
 @dataclass
 class Served:
@@ -68,140 +70,120 @@ def names(claimed: AttemptedRollout) -> tuple[str, str]:
     return claimed.rollout.rollout_id, claimed.attempt.attempt_id
 
 
-def test_each_role_may_do_its_own_and_no_more() -> None:
-    async def run() -> None:
-        async with (
-            served() as at,
-            at.client("writer") as writer,
-            at.client("reader") as reader,
-            at.client("runner") as runner,
+async def test_each_role_may_do_its_own_and_no_more() -> None:
+    async with (
+        served() as at,
+        at.client("writer") as writer,
+        at.client("reader") as reader,
+        at.client("runner") as runner,
+    ):
+        rollout = await writer.enqueue_one(1)
+        assert (await writer.info()).roles == ["writer"]
+        with pytest.raises(NotAllowedError, match="'reader' is for reader; rollouts/enqueue needs writer"):
+            await reader.enqueue_one(1)
+        with pytest.raises(NotAllowedError):
+            await runner.enqueue_one(1)
+        with pytest.raises(NotAllowedError):
+            await writer.claim("w")
+        with pytest.raises(NotAllowedError):
+            await runner.query_rollouts()
+        with pytest.raises(NotAllowedError):
+            await runner.cancel([rollout.rollout_id])
+        assert (await reader.query_rollouts()).total == 1
+        assert len(await runner.claim("w")) == 1
+
+
+async def test_a_runner_sees_and_changes_only_what_it_claimed() -> None:
+    async with (
+        served() as at,
+        at.client("writer") as writer,
+        at.client("runner") as mine,
+        at.client("other") as other,
+    ):
+        await writer.enqueue_one(1)
+        (claimed,) = await mine.claim("w")
+        rollout_id, attempt_id = names(claimed)
+        span = Span(rollout_id=rollout_id, attempt_id=attempt_id, span_id="s", name="n")
+        assert await mine.add_spans([span]) == 1
+        assert (await mine.query_spans(rollout_id)).total == 1
+        reference = AttemptRef(rollout_id=rollout_id, attempt_id=attempt_id)
+        for intrusion in (
+            other.query_spans(rollout_id),
+            other.query_attempts(rollout_id),
+            other.add_spans([span]),
+            other.report(rollout_id, attempt_id, "succeeded"),
+            other.heartbeat("w", [reference]),
+            other.next_sequence_ids(rollout_id),
         ):
-            rollout = await writer.enqueue_one(1)
-            assert (await writer.info()).roles == ["writer"]
-            with pytest.raises(NotAllowedError, match="'reader' is for reader; rollouts/enqueue needs writer"):
-                await reader.enqueue_one(1)
-            with pytest.raises(NotAllowedError):
-                await runner.enqueue_one(1)
-            with pytest.raises(NotAllowedError):
-                await writer.claim("w")
-            with pytest.raises(NotAllowedError):
-                await runner.query_rollouts()
-            with pytest.raises(NotAllowedError):
-                await runner.cancel([rollout.rollout_id])
-            assert (await reader.query_rollouts()).total == 1
-            assert len(await runner.claim("w")) == 1
-
-    asyncio.run(run())
+            with pytest.raises(NotAllowedError, match="was not claimed with this key"):
+                await intrusion
+        assert (await mine.report(rollout_id, attempt_id, "succeeded")).status == "succeeded"
 
 
-def test_a_runner_sees_and_changes_only_what_it_claimed() -> None:
-    async def run() -> None:
-        async with (
-            served() as at,
-            at.client("writer") as writer,
-            at.client("runner") as mine,
-            at.client("other") as other,
-        ):
+async def test_keys_expire_rotate_and_are_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served() as at:
+        tables, refresh = at.store.tables, at.server.read_keys
+        async with at.client("writer") as writer, at.client("runner") as old:
             await writer.enqueue_one(1)
-            (claimed,) = await mine.claim("w")
-            rollout_id, attempt_id = names(claimed)
-            span = Span(rollout_id=rollout_id, attempt_id=attempt_id, span_id="s", name="n")
-            assert await mine.add_spans([span]) == 1
-            assert (await mine.query_spans(rollout_id)).total == 1
-            reference = AttemptRef(rollout_id=rollout_id, attempt_id=attempt_id)
-            for intrusion in (
-                other.query_spans(rollout_id),
-                other.query_attempts(rollout_id),
-                other.add_spans([span]),
-                other.report(rollout_id, attempt_id, "succeeded"),
-                other.heartbeat("w", [reference]),
-                other.next_sequence_ids(rollout_id),
-            ):
-                with pytest.raises(NotAllowedError, match="was not claimed with this key"):
-                    await intrusion
-            assert (await mine.report(rollout_id, attempt_id, "succeeded")).status == "succeeded"
-
-    asyncio.run(run())
-
-
-def test_keys_expire_rotate_and_are_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        async with served() as at:
-            tables, refresh = at.store.tables, at.server.read_keys
-            async with at.client("writer") as writer, at.client("runner") as old:
+            claimed = (await old.claim("w"))[0]
+            at.keys["new"] = await tables(lambda tables: access_keys.rotate(tables, "runner", grace_seconds=100))
+            await refresh()
+            async with at.client("new") as new:
+                await old.query_spans(names(claimed)[0])
+                await new.query_spans(names(claimed)[0])  # what the old key claimed belongs to the new one
+                at.keys["last"] = await tables(lambda tables: access_keys.rotate(tables, "runner", grace_seconds=0))
+                await refresh()
+                with pytest.raises(KeyRefusedError, match="'runner' has expired"):
+                    await new.claim("w")
+            await tables(lambda tables: access_keys.revoke(tables, "writer"))
+            await refresh()
+            with pytest.raises(KeyRefusedError, match="expired"):
                 await writer.enqueue_one(1)
-                claimed = (await old.claim("w"))[0]
-                at.keys["new"] = await tables(lambda tables: access_keys.rotate(tables, "runner", grace_seconds=100))
-                await refresh()
-                async with at.client("new") as new:
-                    await old.query_spans(names(claimed)[0])
-                    await new.query_spans(names(claimed)[0])  # what the old key claimed belongs to the new one
-                    at.keys["last"] = await tables(lambda tables: access_keys.rotate(tables, "runner", grace_seconds=0))
-                    await refresh()
-                    with pytest.raises(KeyRefusedError, match="'runner' has expired"):
-                        await new.claim("w")
-                await tables(lambda tables: access_keys.revoke(tables, "writer"))
-                await refresh()
-                with pytest.raises(KeyRefusedError, match="expired"):
-                    await writer.enqueue_one(1)
-                assert {key.name for key in await tables(access_keys.listed)} == {"writer", "reader", "runner", "other"}
-            with pytest.raises(StoreError, match="'reader' already"):
-                await tables(lambda tables: issue(tables, "reader", [Role.READER]))
-            with pytest.raises(StoreError, match="no key named 'none'"):
-                await tables(lambda tables: access_keys.revoke(tables, "none"))
-
-    asyncio.run(run())
+            assert {key.name for key in await tables(access_keys.listed)} == {"writer", "reader", "runner", "other"}
+        with pytest.raises(StoreError, match="'reader' already"):
+            await tables(lambda tables: issue(tables, "reader", [Role.READER]))
+        with pytest.raises(StoreError, match="no key named 'none'"):
+            await tables(lambda tables: access_keys.revoke(tables, "none"))
 
 
 @pytest.mark.parametrize("key", ["none", "sk-ajet-wrong", "é", "x" * 5000])
-def test_wrong_keys_are_refused_before_the_body(key: str) -> None:
-    async def run() -> None:
-        async with served() as at, httpx.AsyncClient() as http:
-            headers = {"authorization": f"Bearer {key}".encode()}
-            reply = await http.post(f"{at.server.url}/v1/store/rollouts/enqueue", headers=headers, content=b"{")
-            assert reply.status_code == 401
-            assert reply.json()["error"]["code"] == "invalid_key"
-            assert (await http.get(f"{at.server.url}/healthz")).json() == {"status": "ok"}
-
-    asyncio.run(run())
+async def test_wrong_keys_are_refused_before_the_body(key: str) -> None:
+    async with served() as at, httpx.AsyncClient() as http:
+        headers = {"authorization": f"Bearer {key}".encode()}
+        reply = await http.post(f"{at.server.url}/v1/store/rollouts/enqueue", headers=headers, content=b"{")
+        assert reply.status_code == 401
+        assert reply.json()["error"]["code"] == "invalid_key"
+        assert (await http.get(f"{at.server.url}/healthz")).json() == {"status": "ok"}
 
 
-def test_another_protocol_is_refused_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        async with served() as at:
-            monkeypatch.setattr(client_module, "PROTOCOL", 1)  # an older runner, say
-            async with at.client("writer") as writer:
-                with pytest.raises(
-                    ProtocolMismatchError, match=r"speaks protocol 2 .*client 1: install the same version"
-                ):
-                    await writer.enqueue_one(1)
-
-    asyncio.run(run())
+async def test_another_protocol_is_refused_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served() as at:
+        monkeypatch.setattr(client_module, "PROTOCOL", 1)  # an older runner, say
+        async with at.client("writer") as writer:
+            with pytest.raises(ProtocolMismatchError, match=r"speaks protocol 2 .*client 1: install the same version"):
+                await writer.enqueue_one(1)
 
 
-def test_what_is_no_store_is_told(tmp_path: Path) -> None:
-    async def run() -> None:
-        async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello")
-            await writer.drain()
-            writer.close()
+async def test_what_is_no_store_is_told(tmp_path: Path) -> None:
+    async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello")
+        await writer.drain()
+        writer.close()
 
-        server = await asyncio.start_server(page, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with StoreClient(f"http://127.0.0.1:{port}", "k") as client:
-            with pytest.raises(StoreError, match="is not a store: it answered 200 'hello'"):
-                await client.info()
-        server.close()
-        async with StoreClient(f"http://127.0.0.1:{port}", "k", patience_seconds=0) as client:
-            with pytest.raises(StoreUnavailableError, match="can't be reached"):
-                await client.info()
-        with pytest.raises(KeyRefusedError, match="no key for"):
-            StoreClient("http://127.0.0.1:1", "a\nb")
-        with pytest.raises(StoreError, match="not the URL of a store"):
-            StoreClient("localhost:4747", "k")
-
-    asyncio.run(run())
+    server = await asyncio.start_server(page, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with StoreClient(f"http://127.0.0.1:{port}", "k") as client:
+        with pytest.raises(StoreError, match="is not a store: it answered 200 'hello'"):
+            await client.info()
+    server.close()
+    async with StoreClient(f"http://127.0.0.1:{port}", "k", patience_seconds=0) as client:
+        with pytest.raises(StoreUnavailableError, match="can't be reached"):
+            await client.info()
+    with pytest.raises(KeyRefusedError, match="no key for"):
+        StoreClient("http://127.0.0.1:1", "a\nb")
+    with pytest.raises(StoreError, match="not the URL of a store"):
+        StoreClient("localhost:4747", "k")
 
 
 class Flaky:
@@ -228,55 +210,49 @@ class Flaky:
         writer.close()
 
 
-def test_a_lost_answer_strands_and_duplicates_nothing() -> None:
-    async def run() -> None:
-        async with served() as at:
-            flaky = Flaky(at.server._server.address.port, 0)
-            proxy = await asyncio.start_server(flaky.serve, "127.0.0.1", 0)
-            url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
-            async with StoreClient(url, at.keys["writer"]) as writer, StoreClient(url, at.keys["runner"]) as runner:
+async def test_a_lost_answer_strands_and_duplicates_nothing() -> None:
+    async with served() as at:
+        flaky = Flaky(at.server._server.address.port, 0)
+        proxy = await asyncio.start_server(flaky.serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        async with StoreClient(url, at.keys["writer"]) as writer, StoreClient(url, at.keys["runner"]) as runner:
+            flaky.lost = 1
+            rollouts = await writer.enqueue([NewRollout(input=n) for n in range(3)])
+            flaky.lost = 2
+            claimed = await runner.claim("w", limit=3, wait_seconds=5)
+            assert [one.rollout.rollout_id for one in claimed] == [one.rollout_id for one in rollouts]
+            for one in claimed:
+                rollout_id, attempt_id = names(one)
                 flaky.lost = 1
-                rollouts = await writer.enqueue([NewRollout(input=n) for n in range(3)])
-                flaky.lost = 2
-                claimed = await runner.claim("w", limit=3, wait_seconds=5)
-                assert [one.rollout.rollout_id for one in claimed] == [one.rollout_id for one in rollouts]
-                for one in claimed:
-                    rollout_id, attempt_id = names(one)
-                    flaky.lost = 1
-                    await runner.add_spans([Span(rollout_id=rollout_id, attempt_id=attempt_id, span_id="s", name="n")])
-                    flaky.lost = 1
-                    assert (await runner.report(rollout_id, attempt_id, "succeeded")).status == "succeeded"
-                statistics = await at.store.statistics()
-                assert statistics.rollouts == {"succeeded": 3}
-                assert (await at.store.query_spans(rollouts[0].rollout_id)).total == 1
-            proxy.close()
-
-    asyncio.run(run())
+                await runner.add_spans([Span(rollout_id=rollout_id, attempt_id=attempt_id, span_id="s", name="n")])
+                flaky.lost = 1
+                assert (await runner.report(rollout_id, attempt_id, "succeeded")).status == "succeeded"
+            statistics = await at.store.statistics()
+            assert statistics.rollouts == {"succeeded": 3}
+            assert (await at.store.query_spans(rollouts[0].rollout_id)).total == 1
+        proxy.close()
 
 
-def test_a_server_that_restarts_costs_time_only(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with sqlite_store(tmp_path / "s") as store:
-            key = await store.tables(lambda tables: issue(tables, "all", list(Role)))
-            first = StoreServer(store)
-            await first.start()
-            port = first._server.address.port
-            client = StoreClient(first.url, key, patience_seconds=30)
-            (rollout,) = await client.enqueue([NewRollout(input=1, config=RolloutConfig(unresponsive_seconds=60))])
-            waiting = asyncio.create_task(client.wait([rollout.rollout_id], 30))
-            await asyncio.sleep(0)
-            await first.aclose()
-        asking = asyncio.create_task(client.claim("w", wait_seconds=10))
-        async with sqlite_store(tmp_path / "s") as store:
-            second = StoreServer(store)
-            await second.start(port=port)
-            (claimed,) = await asking
-            await client.report(*names(claimed), "succeeded")
-            assert [one.rollout.status for one in await waiting] == ["succeeded"]
-            await client.aclose()
-            await second.aclose()
-
-    asyncio.run(run())
+async def test_a_server_that_restarts_costs_time_only(tmp_path: Path) -> None:
+    async with sqlite_store(tmp_path / "s") as store:
+        key = await store.tables(lambda tables: issue(tables, "all", list(Role)))
+        first = StoreServer(store)
+        await first.start()
+        port = first._server.address.port
+        client = StoreClient(first.url, key, patience_seconds=30)
+        (rollout,) = await client.enqueue([NewRollout(input=1, config=RolloutConfig(unresponsive_seconds=60))])
+        waiting = asyncio.create_task(client.wait([rollout.rollout_id], 30))
+        await asyncio.sleep(0)
+        await first.aclose()
+    asking = asyncio.create_task(client.claim("w", wait_seconds=10))
+    async with sqlite_store(tmp_path / "s") as store:
+        second = StoreServer(store)
+        await second.start(port=port)
+        (claimed,) = await asking
+        await client.report(*names(claimed), "succeeded")
+        assert [one.rollout.status for one in await waiting] == ["succeeded"]
+        await client.aclose()
+        await second.aclose()
 
 
 def test_code_without_an_event_loop(tmp_path: Path) -> None:
@@ -329,29 +305,23 @@ BAD_BODIES = [
 
 
 @pytest.mark.parametrize(("body", "says"), BAD_BODIES)
-def test_a_wrong_body_is_refused_with_its_place(body: bytes, says: str) -> None:
-    async def run() -> None:
-        async with served() as at, httpx.AsyncClient() as http:
-            headers = {"authorization": f"Bearer {at.keys['writer']}"}
-            reply = await http.post(f"{at.server.url}/v1/store/rollouts/enqueue", headers=headers, content=body)
-            assert reply.status_code == 400, reply.text
-            assert says in reply.json()["error"]["message"]
-            assert "Traceback" not in reply.text
-            assert (await at.store.statistics()).rollouts == {}
-
-    asyncio.run(run())
+async def test_a_wrong_body_is_refused_with_its_place(body: bytes, says: str) -> None:
+    async with served() as at, httpx.AsyncClient() as http:
+        headers = {"authorization": f"Bearer {at.keys['writer']}"}
+        reply = await http.post(f"{at.server.url}/v1/store/rollouts/enqueue", headers=headers, content=body)
+        assert reply.status_code == 400, reply.text
+        assert says in reply.json()["error"]["message"]
+        assert "Traceback" not in reply.text
+        assert (await at.store.statistics()).rollouts == {}
 
 
-def test_paths_and_methods() -> None:
-    async def run() -> None:
-        async with served() as at, httpx.AsyncClient(base_url=at.server.url) as http:
-            assert (await http.get("/none")).status_code == 404
-            assert (await http.get("/v1/store/rollouts/enqueue")).status_code == 405
-            document = (await http.get("/openapi.json")).json()
-            assert len(document["paths"]) == len(OPERATIONS) + 3
-            assert document["openapi"] == "3.1.0"
-
-    asyncio.run(run())
+async def test_paths_and_methods() -> None:
+    async with served() as at, httpx.AsyncClient(base_url=at.server.url) as http:
+        assert (await http.get("/none")).status_code == 404
+        assert (await http.get("/v1/store/rollouts/enqueue")).status_code == 405
+        document = (await http.get("/openapi.json")).json()
+        assert len(document["paths"]) == len(OPERATIONS) + 3
+        assert document["openapi"] == "3.1.0"
 
 
 JSON = st.recursive(
@@ -442,23 +412,20 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return cert, key
 
 
-def test_tls(tmp_path: Path) -> None:
+async def test_tls(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
 
-    async def run() -> None:
-        async with served(tls=tls_context(cert, key, "--tls-cert and --tls-key")) as at:
-            assert at.server.url.startswith("https://")
-            async with at.client("writer", ca=cert) as writer:
-                assert (await writer.enqueue_one(1)).input == 1
-                assert len(await asyncio.gather(*(writer.enqueue_one("x" * 100_000) for _ in range(5)))) == 5
-            async with at.client("writer") as stranger:
-                with pytest.raises(StoreError, match=r"certificate can't be trusted.*--ca"):
-                    await stranger.enqueue_one(1)
-            async with StoreClient(at.server.url.replace("https", "http"), "k", patience_seconds=0) as plain:
-                with pytest.raises(StoreUnavailableError):
-                    await plain.info()
-
-    asyncio.run(run())
+    async with served(tls=tls_context(cert, key, "--tls-cert and --tls-key")) as at:
+        assert at.server.url.startswith("https://")
+        async with at.client("writer", ca=cert) as writer:
+            assert (await writer.enqueue_one(1)).input == 1
+            assert len(await asyncio.gather(*(writer.enqueue_one("x" * 100_000) for _ in range(5)))) == 5
+        async with at.client("writer") as stranger:
+            with pytest.raises(StoreError, match=r"certificate can't be trusted.*--ca"):
+                await stranger.enqueue_one(1)
+        async with StoreClient(at.server.url.replace("https", "http"), "k", patience_seconds=0) as plain:
+            with pytest.raises(StoreUnavailableError):
+                await plain.info()
 
 
 def test_tls_files_that_are_wrong(tmp_path: Path) -> None:
@@ -470,7 +437,7 @@ def test_tls_files_that_are_wrong(tmp_path: Path) -> None:
     assert isinstance(tls_context(cert, key, "x"), ssl.SSLContext)
 
 
-def test_opentelemetrys_exporter_adds_spans_and_each_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_opentelemetrys_exporter_adds_spans_and_each_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variables are those of docs/store.md."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
@@ -487,43 +454,40 @@ def test_opentelemetrys_exporter_adds_spans_and_each_is_refused_alone(monkeypatc
             inner.set_attribute("tags", ["a", "b"])
         provider.shutdown()
 
-    async def run() -> None:
-        async with served() as at, at.client("writer") as writer, at.client("runner") as runner:
-            rollout = await writer.enqueue_one(1)
-            [claimed] = await runner.claim("worker")
-            ids = dict(zip(("rollout_id", "attempt_id"), names(claimed), strict=True))
-            await asyncio.to_thread(export, at.server.url, at.keys["runner"], ids, "outer")
-            spans = (await writer.query_spans(rollout_id=rollout.rollout_id)).items
-            assert sorted(span.name for span in spans) == ["inner", "outer"]
-            assert {(span.rollout_id, span.attempt_id) for span in spans} == {names(claimed)}
-            assert next(span for span in spans if span.name == "inner").attributes == {"tags": ["a", "b"]}
+    async with served() as at, at.client("writer") as writer, at.client("runner") as runner:
+        rollout = await writer.enqueue_one(1)
+        [claimed] = await runner.claim("worker")
+        ids = dict(zip(("rollout_id", "attempt_id"), names(claimed), strict=True))
+        await asyncio.to_thread(export, at.server.url, at.keys["runner"], ids, "outer")
+        spans = (await writer.query_spans(rollout_id=rollout.rollout_id)).items
+        assert sorted(span.name for span in spans) == ["inner", "outer"]
+        assert {(span.rollout_id, span.attempt_id) for span in spans} == {names(claimed)}
+        assert next(span for span in spans if span.name == "inner").attributes == {"tags": ["a", "b"]}
 
-            def described(rollout_id: str, span_id: str) -> dict[str, Any]:
-                values = {**ids, "rollout_id": rollout_id}
-                pairs = [{"key": f"agentlightning.{k}", "value": {"stringValue": v}} for k, v in values.items()]
-                span = {"traceId": "a" * 32, "spanId": span_id * 16, "name": "mine"}
-                return {"resource": {"attributes": pairs}, "scopeSpans": [{"spans": [span]}]}
+        def described(rollout_id: str, span_id: str) -> dict[str, Any]:
+            values = {**ids, "rollout_id": rollout_id}
+            pairs = [{"key": f"agentlightning.{k}", "value": {"stringValue": v}} for k, v in values.items()]
+            span = {"traceId": "a" * 32, "spanId": span_id * 16, "name": "mine"}
+            return {"resource": {"attributes": pairs}, "scopeSpans": [{"spans": [span]}]}
 
-            body = {"resourceSpans": [described("none", "c"), described(ids["rollout_id"], "d")]}
-            async with httpx.AsyncClient(base_url=at.server.url, trust_env=False) as client:
+        body = {"resourceSpans": [described("none", "c"), described(ids["rollout_id"], "d")]}
+        async with httpx.AsyncClient(base_url=at.server.url, trust_env=False) as client:
 
-                async def post(key: str, content: Any) -> httpx.Response:
-                    headers = {"authorization": f"Bearer {key}"}
-                    return await client.post("/v1/traces", content=json.dumps(content), headers=headers)
+            async def post(key: str, content: Any) -> httpx.Response:
+                headers = {"authorization": f"Bearer {key}"}
+                return await client.post("/v1/traces", content=json.dumps(content), headers=headers)
 
-                answer = (await post(at.keys["runner"], body)).json()["partialSuccess"]
-                assert (answer["rejectedSpans"], "none" in answer["errorMessage"]) == ("1", True)
-                assert (await post(at.keys["reader"], body)).status_code == 403
-                assert (await post("x" * 40, body)).status_code == 401
-                assert (await post(at.keys["runner"], {"resourceSpans": 3})).status_code == 400
-                others = (await post(at.keys["other"], body)).json()["partialSuccess"]
-                assert others["rejectedSpans"] == "2"  # it has not claimed the rollout
-            assert (await writer.query_spans(rollout_id=rollout.rollout_id)).total == 3
-
-    asyncio.run(run())
+            answer = (await post(at.keys["runner"], body)).json()["partialSuccess"]
+            assert (answer["rejectedSpans"], "none" in answer["errorMessage"]) == ("1", True)
+            assert (await post(at.keys["reader"], body)).status_code == 403
+            assert (await post("x" * 40, body)).status_code == 401
+            assert (await post(at.keys["runner"], {"resourceSpans": 3})).status_code == 400
+            others = (await post(at.keys["other"], body)).json()["partialSuccess"]
+            assert others["rejectedSpans"] == "2"  # it has not claimed the rollout
+        assert (await writer.query_spans(rollout_id=rollout.rollout_id)).total == 3
 
 
-def test_small_requests_of_one_client_go_together_and_each_has_its_own_outcome(
+async def test_small_requests_of_one_client_go_together_and_each_has_its_own_outcome(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[str] = []
@@ -533,81 +497,72 @@ def test_small_requests_of_one_client_go_together_and_each_has_its_own_outcome(
         sent.append(path)
         return await once(self, method, path, *rest)
 
-    async def run() -> None:
-        async with served() as at, at.client("writer") as writer, at.client("runner") as runner:
-            rollouts = await asyncio.gather(*(writer.enqueue_one(number) for number in range(20)))
-            claimed = {names(one) for one in await runner.claim("worker", limit=19)}
-            assert len(claimed) == 19
-            mine = next(one for one in rollouts if one.rollout_id in dict(claimed))
-            (unclaimed,) = (one for one in rollouts if one.rollout_id not in dict(claimed))
-            monkeypatch.setattr(StoreClient, "_once", counted)
-            spans = [
-                Span(rollout_id=rollout, attempt_id=attempt, span_id=str(index), name="x")
-                for rollout, attempt in claimed
-                for index in range(4)
-            ]
-            wrong = Span(rollout_id=unclaimed.rollout_id, attempt_id="at-1", span_id="1", name="x")
-            twice = [*spans, wrong, spans[0]]
-            added = await asyncio.gather(*(runner.add_spans([span]) for span in twice), return_exceptions=True)
-            assert added[: len(spans)] == [1] * len(spans)
-            assert isinstance(added[-2], StoreError) and added[-1] == 0
-            assert sent == ["/v1/store/batch"]
-            page = await writer.query_spans(rollout_id=mine.rollout_id)
-            assert page.total == 4
+    async with served() as at, at.client("writer") as writer, at.client("runner") as runner:
+        rollouts = await asyncio.gather(*(writer.enqueue_one(number) for number in range(20)))
+        claimed = {names(one) for one in await runner.claim("worker", limit=19)}
+        assert len(claimed) == 19
+        mine = next(one for one in rollouts if one.rollout_id in dict(claimed))
+        (unclaimed,) = (one for one in rollouts if one.rollout_id not in dict(claimed))
+        monkeypatch.setattr(StoreClient, "_once", counted)
+        spans = [
+            Span(rollout_id=rollout, attempt_id=attempt, span_id=str(index), name="x")
+            for rollout, attempt in claimed
+            for index in range(4)
+        ]
+        wrong = Span(rollout_id=unclaimed.rollout_id, attempt_id="at-1", span_id="1", name="x")
+        twice = [*spans, wrong, spans[0]]
+        added = await asyncio.gather(*(runner.add_spans([span]) for span in twice), return_exceptions=True)
+        assert added[: len(spans)] == [1] * len(spans)
+        assert isinstance(added[-2], StoreError) and added[-1] == 0
+        assert sent == ["/v1/store/batch"]
+        page = await writer.query_spans(rollout_id=mine.rollout_id)
+        assert page.total == 4
 
-            sent.clear()
-            alone = asyncio.create_task(runner.add_spans([spans[0]]))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            dropped = asyncio.create_task(runner.add_spans([spans[1]]))
-            await asyncio.sleep(0)
-            dropped.cancel()
-            assert await alone == 0
-            refused = [writer.add_spans([spans[0]]), writer.enqueue_one(1)]
-            not_allowed, queued = await asyncio.gather(*refused, return_exceptions=True)
-            assert isinstance(not_allowed, NotAllowedError) and not isinstance(queued, BaseException)
-            assert sent == ["/v1/store/spans/add", "/v1/store/batch"]
-
-    asyncio.run(run())
+        sent.clear()
+        alone = asyncio.create_task(runner.add_spans([spans[0]]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        dropped = asyncio.create_task(runner.add_spans([spans[1]]))
+        await asyncio.sleep(0)
+        dropped.cancel()
+        assert await alone == 0
+        refused = [writer.add_spans([spans[0]]), writer.enqueue_one(1)]
+        not_allowed, queued = await asyncio.gather(*refused, return_exceptions=True)
+        assert isinstance(not_allowed, NotAllowedError) and not isinstance(queued, BaseException)
+        assert sent == ["/v1/store/spans/add", "/v1/store/batch"]
 
 
-def test_requests_that_wait_are_refused_when_the_client_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_that_wait_are_refused_when_the_client_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*_: Any) -> bytes:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def run() -> None:
-        async with served() as at:
-            writer = at.client("writer")
-            monkeypatch.setattr(StoreClient, "_once", never)
-            waiting = [asyncio.create_task(writer.enqueue_one(number)) for number in range(3)]
-            await asyncio.sleep(0)
-            await writer.aclose()
-            for ended in await asyncio.gather(*waiting, return_exceptions=True):
-                assert isinstance(ended, StoreUnavailableError) and "closed" in str(ended)
-
-    asyncio.run(run())
+    async with served() as at:
+        writer = at.client("writer")
+        monkeypatch.setattr(StoreClient, "_once", never)
+        waiting = [asyncio.create_task(writer.enqueue_one(number)) for number in range(3)]
+        await asyncio.sleep(0)
+        await writer.aclose()
+        for ended in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(ended, StoreUnavailableError) and "closed" in str(ended)
 
 
-def test_a_batch_that_the_database_cant_commit_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        async with served() as at:
-            carry_out, refused = at.store.carry_out, 1
+async def test_a_batch_that_the_database_cant_commit_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served() as at:
+        carry_out, refused = at.store.carry_out, 1
 
-            async def sometimes(request: Any, caller: Any = None) -> Any:
-                nonlocal refused
-                if refused:
-                    refused -= 1
-                    raise StoreUnavailableError("the disk is full for a moment")
-                return await carry_out(request, caller)
+        async def sometimes(request: Any, caller: Any = None) -> Any:
+            nonlocal refused
+            if refused:
+                refused -= 1
+                raise StoreUnavailableError("the disk is full for a moment")
+            return await carry_out(request, caller)
 
-            monkeypatch.setattr(at.store, "carry_out", sometimes)
-            async with StoreClient(at.server.url, at.keys["writer"], patience_seconds=30) as writer:
-                first, second = await asyncio.gather(writer.enqueue_one(1), writer.enqueue_one(2))
-            assert {first.input, second.input} == {1, 2} and refused == 0
-            assert sum((await at.store.statistics()).rollouts.values()) == 2
-
-    asyncio.run(run())
+        monkeypatch.setattr(at.store, "carry_out", sometimes)
+        async with StoreClient(at.server.url, at.keys["writer"], patience_seconds=30) as writer:
+            first, second = await asyncio.gather(writer.enqueue_one(1), writer.enqueue_one(2))
+        assert {first.input, second.input} == {1, 2} and refused == 0
+        assert sum((await at.store.statistics()).rollouts.values()) == 2
 
 
 @pytest.mark.parametrize(
@@ -620,12 +575,9 @@ def test_a_batch_that_the_database_cant_commit_is_sent_again(monkeypatch: pytest
         ([{"request": "x", "body": 1}] * 10_001, 400, "at most 10000"),
     ],
 )
-def test_hostile_batches(items: Any, status: int, said: str) -> None:
-    async def run() -> None:
-        async with served() as at, httpx.AsyncClient(base_url=at.server.url, trust_env=False) as client:
-            headers = {"authorization": f"Bearer {at.keys['writer']}"}
-            answer = await client.post("/v1/store/batch", content=json.dumps(items), headers=headers)
-            assert answer.status_code == status and said in answer.text
-            assert (await client.post("/v1/store/batch", content="[]")).status_code == 401
-
-    asyncio.run(run())
+async def test_hostile_batches(items: Any, status: int, said: str) -> None:
+    async with served() as at, httpx.AsyncClient(base_url=at.server.url, trust_env=False) as client:
+        headers = {"authorization": f"Bearer {at.keys['writer']}"}
+        answer = await client.post("/v1/store/batch", content=json.dumps(items), headers=headers)
+        assert answer.status_code == status and said in answer.text
+        assert (await client.post("/v1/store/batch", content="[]")).status_code == 401

@@ -19,6 +19,8 @@ from ajet.system.http_messages import Answer, HttpLimits, HttpRequest
 from ajet.system.http_server import HttpServer
 from support.raw_http import read_reply, request_bytes, send, until
 
+pytestmark = pytest.mark.anyio
+
 
 class Application:
     """One route for each thing an application can do."""
@@ -115,39 +117,33 @@ async def serving(limits: HttpLimits | None = None) -> AsyncIterator[tuple[Appli
         await server.aclose()
 
 
-def test_the_application_sees_the_whole_request() -> None:
-    async def run() -> None:
-        async with serving() as (_, port):
-            data = request_bytes("POST", "/echo/%C3%A4%20b?q=%C3%A4&r=1", "", b"body", cookie="a=1; b=2")
-            reply = await send(port, data)
-            assert reply.json() == {
-                "name": "ä b", "query": {"q": "ä", "r": "1"}, "body": "body", "cookies": {"a": "1", "b": "2"},
-                "client": "127.0.0.1", "method": "POST",
-            }  # fmt: skip
-            assert reply.headers["vary"] == "cookie" and reply.headers["content-type"] == "application/json"
-
-    asyncio.run(run())
+async def test_the_application_sees_the_whole_request() -> None:
+    async with serving() as (_, port):
+        data = request_bytes("POST", "/echo/%C3%A4%20b?q=%C3%A4&r=1", "", b"body", cookie="a=1; b=2")
+        reply = await send(port, data)
+        assert reply.json() == {
+            "name": "ä b", "query": {"q": "ä", "r": "1"}, "body": "body", "cookies": {"a": "1", "b": "2"},
+            "client": "127.0.0.1", "method": "POST",
+        }  # fmt: skip
+        assert reply.headers["vary"] == "cookie" and reply.headers["content-type"] == "application/json"
 
 
-def test_one_connection_carries_streams_and_answers_without_a_body() -> None:
-    async def run() -> None:
-        async with serving() as (_, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            for method, path, status, body in (
-                ("GET", "/stream", 200, b"one\r\ntwo\r\n"),
-                ("GET", "/cached", 304, b""),
-                ("GET", "/none", 404, b"Not Found"),
-                ("GET", "/echo/x", 200, None),
-            ):
-                writer.write(request_bytes(method, path, ""))
-                reply = await read_reply(reader)
-                assert reply.status == status and body in (None, reply.body), path
-            writer.write(request_bytes("HEAD", "/echo/x", "") + request_bytes("GET", "/cached", ""))
-            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
-            assert (await read_reply(reader)).status == 304, "no body comes between"
-            writer.close()
-
-    asyncio.run(run())
+async def test_one_connection_carries_streams_and_answers_without_a_body() -> None:
+    async with serving() as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for method, path, status, body in (
+            ("GET", "/stream", 200, b"one\r\ntwo\r\n"),
+            ("GET", "/cached", 304, b""),
+            ("GET", "/none", 404, b"Not Found"),
+            ("GET", "/echo/x", 200, None),
+        ):
+            writer.write(request_bytes(method, path, ""))
+            reply = await read_reply(reader)
+            assert reply.status == status and body in (None, reply.body), path
+        writer.write(request_bytes("HEAD", "/echo/x", "") + request_bytes("GET", "/cached", ""))
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        assert (await read_reply(reader)).status == 304, "no body comes between"
+        writer.close()
 
 
 def test_faults_of_the_application_are_500_and_leave_the_server_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -163,48 +159,36 @@ def test_faults_of_the_application_are_500_and_leave_the_server_alone(caplog: py
     assert "ZeroDivisionError" in caplog.text and "Invalid HTTP header value" in caplog.text
 
 
-def test_a_client_that_leaves_ends_what_it_asked_for() -> None:
-    async def run() -> None:
-        async with serving() as (application, port):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(request_bytes("GET", "/wait", ""))
-            await until(lambda: application.waiting)
-            writer.close()
-            await until(lambda: not application.running)
-
-    asyncio.run(run())
+async def test_a_client_that_leaves_ends_what_it_asked_for() -> None:
+    async with serving() as (application, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_bytes("GET", "/wait", ""))
+        await until(lambda: application.waiting)
+        writer.close()
+        await until(lambda: not application.running)
 
 
-def test_a_stream_goes_no_faster_than_its_reader() -> None:
-    async def run() -> None:
-        async with serving() as (application, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(request_bytes("GET", "/endless", ""))
-            await reader.readexactly(1)
-            sent = -1
-            while sent != application.chunks:
-                sent = application.chunks
-                await asyncio.sleep(0.1)
-            assert 0 < sent < 1000
-            writer.close()
-            await until(lambda: not application.running)
-
-    asyncio.run(run())
+async def test_a_stream_goes_no_faster_than_its_reader() -> None:
+    async with serving() as (application, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_bytes("GET", "/endless", ""))
+        await reader.readexactly(1)
+        sent = -1
+        while sent != application.chunks:
+            sent = application.chunks
+            await asyncio.sleep(0.1)
+        assert 0 < sent < 1000
+        writer.close()
+        await until(lambda: not application.running)
 
 
-def test_background_tasks_run_after_the_answer() -> None:
-    async def run() -> None:
-        async with serving() as (application, port):
-            assert (await send(port, request_bytes("GET", "/later", ""))).body == b"now"
-            await until(lambda: application.afterwards)
-
-    asyncio.run(run())
+async def test_background_tasks_run_after_the_answer() -> None:
+    async with serving() as (application, port):
+        assert (await send(port, request_bytes("GET", "/later", ""))).body == b"now"
+        await until(lambda: application.afterwards)
 
 
-def test_limits_hold_before_the_application_sees_a_request() -> None:
-    async def run() -> None:
-        async with serving(HttpLimits(max_body_bytes=100)) as (_, port):
-            reply = await send(port, request_bytes("POST", "/echo/x", "", json.dumps(["x" * 200])))
-            assert reply.status == 413 and reply.headers["content-type"].startswith("text/plain")
-
-    asyncio.run(run())
+async def test_limits_hold_before_the_application_sees_a_request() -> None:
+    async with serving(HttpLimits(max_body_bytes=100)) as (_, port):
+        reply = await send(port, request_bytes("POST", "/echo/x", "", json.dumps(["x" * 200])))
+        assert reply.status == 413 and reply.headers["content-type"].startswith("text/plain")

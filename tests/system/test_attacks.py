@@ -17,6 +17,8 @@ import pytest
 
 from support.raw_http import request_bytes, send
 
+pytestmark = pytest.mark.anyio
+
 CHAT = "/v1/chat/completions"
 PROGRAM = """
 import asyncio, resource
@@ -148,23 +150,20 @@ def test_slow_heads_and_bodies(target: Target, start: bytes, many_files: None) -
 
 
 @pytest.mark.parametrize("with_key", [False, True], ids=["idle", "slow bodies with a key"])
-def test_a_thousand_connections(target: Target, with_key: bool, many_files: None) -> None:
-    async def main() -> None:
-        before = target.memory
-        opened = []
-        for _ in range(1000):
-            reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
-            if with_key:
-                writer.write(HEAD + f"authorization: Bearer {target.key}\r\n".encode() + LONG)
-            opened.append((reader, writer))
-        for _ in range(5):
-            await target.honest_call()
-        assert target.memory - before < GROWN
-        assert target.process.num_fds() < 400, "those who came first made room"
-        for _, writer in opened:
-            writer.transport.abort()
-
-    asyncio.run(main())
+async def test_a_thousand_connections(target: Target, with_key: bool, many_files: None) -> None:
+    before = target.memory
+    opened = []
+    for _ in range(1000):
+        reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+        if with_key:
+            writer.write(HEAD + f"authorization: Bearer {target.key}\r\n".encode() + LONG)
+        opened.append((reader, writer))
+    for _ in range(5):
+        await target.honest_call()
+    assert target.memory - before < GROWN
+    assert target.process.num_fds() < 400, "those who came first made room"
+    for _, writer in opened:
+        writer.transport.abort()
 
 
 @pytest.mark.parametrize("offer", ["h2c", "websocket"])
@@ -193,18 +192,15 @@ def test_requests_without_number_on_one_connection(target: Target) -> None:
     attack(target, 8, one)
 
 
-def test_who_reads_nothing_holds_no_place_for_ever(target: Target, many_files: None) -> None:
-    async def main() -> None:
-        before = target.memory
-        opened = []
-        for _ in range(300):
-            _, writer = await asyncio.open_connection("127.0.0.1", target.port)
-            writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 30)
-            opened.append(writer)
-        for _ in range(5):
-            await target.honest_call()
-        assert target.memory - before < GROWN
-        for writer in opened:
-            writer.transport.abort()
-
-    asyncio.run(main())
+async def test_who_reads_nothing_holds_no_place_for_ever(target: Target, many_files: None) -> None:
+    before = target.memory
+    opened = []
+    for _ in range(300):
+        _, writer = await asyncio.open_connection("127.0.0.1", target.port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 30)
+        opened.append(writer)
+    for _ in range(5):
+        await target.honest_call()
+    assert target.memory - before < GROWN
+    for writer in opened:
+        writer.transport.abort()

@@ -15,6 +15,8 @@ import pytest
 from ajet.system import forking
 from ajet.system.forking import ForkingClient
 
+pytestmark = pytest.mark.anyio
+
 PROGRAM = """
 import sys
 import numpy
@@ -88,30 +90,27 @@ class Sleeper(ForkingServer):
 """
 
 
-def test_hundreds_are_started_and_killed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hundreds_are_started_and_killed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than the socket holds, before the server has its turn."""
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(forking, "EXIT_NOTICE_S", 60.0)
 
-    async def main() -> None:
-        server = ForkingClient(("sleeper", "Sleeper"), {})
-        await server.ready()
-        reading, writing = os.pipe()
-        try:
-            processes = [server.start(writing) for _ in range(400)]
-            os.close(writing)
-            for process in processes:
-                server.command("kill", process)
-            async with asyncio.timeout(60):  # the end of the pipe: no copy of its other end is left
-                assert await asyncio.to_thread(os.read, reading, 1) == b""
-            ends = await asyncio.gather(*map(server.exit_of, processes))
-            assert ends == ["was killed by SIGKILL"] * 400
-        finally:
-            server.close()
-            os.close(reading)
-
-    asyncio.run(main())
+    server = ForkingClient(("sleeper", "Sleeper"), {})
+    await server.ready()
+    reading, writing = os.pipe()
+    try:
+        processes = [server.start(writing) for _ in range(400)]
+        os.close(writing)
+        for process in processes:
+            server.command("kill", process)
+        async with asyncio.timeout(60):  # the end of the pipe: no copy of its other end is left
+            assert await asyncio.to_thread(os.read, reading, 1) == b""
+        ends = await asyncio.gather(*map(server.exit_of, processes))
+        assert ends == ["was killed by SIGKILL"] * 400
+    finally:
+        server.close()
+        os.close(reading)
 
 
 def test_closed_while_it_imports_it_leaves_nothing_to_complain_about(

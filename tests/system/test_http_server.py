@@ -26,6 +26,8 @@ from ajet.system.http_messages import (
 from ajet.system.http_server import AddressError, HttpServer, listen
 from support.raw_http import read_reply, request_bytes, send, until
 
+pytestmark = pytest.mark.anyio
+
 KEY = "right"
 BODY = {"some": "thing"}
 
@@ -95,38 +97,32 @@ async def serving(limits: HttpLimits | None = None) -> AsyncIterator[tuple[Echo,
 # ---------------------------------------------------------------- whole answers
 
 
-def test_no_header_of_an_answer_can_begin_another() -> None:
-    async def run() -> None:
-        async with serving() as (_, port):
-            for value in ('"a\\r\\nset-cookie: b"', '"a\\nb"'):
-                body = json.loads(value)
-                head = f"POST /header HTTP/1.1\r\nauthorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n"
-                reply = await send(port, (head + body).encode())
-                assert reply.status == 500 and "set-cookie" not in reply.headers
-
-    asyncio.run(run())
+async def test_no_header_of_an_answer_can_begin_another() -> None:
+    async with serving() as (_, port):
+        for value in ('"a\\r\\nset-cookie: b"', '"a\\nb"'):
+            body = json.loads(value)
+            head = f"POST /header HTTP/1.1\r\nauthorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n"
+            reply = await send(port, (head + body).encode())
+            assert reply.status == 500 and "set-cookie" not in reply.headers
 
 
-def test_an_answer_without_a_body_has_none() -> None:
-    async def run() -> None:
-        async with serving() as (_, port):
-            head = f" HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(f"HEAD /x{head}\r\nGET /nothing{head}\r\nGET /x{head}connection: close\r\n\r\n".encode())
-            said = (await reader.read()).decode()
-            writer.close()
-        first, second, third = said.split("HTTP/1.1 ")[1:]
-        assert first.startswith("200") and "content-length: 0" in first and first.endswith("\r\n\r\n")
-        assert second.startswith("204") and "content-length" not in second and second.endswith("\r\n\r\n")
-        assert third.startswith("200") and "connection: close" in third
-
-    asyncio.run(run())
+async def test_an_answer_without_a_body_has_none() -> None:
+    async with serving() as (_, port):
+        head = f" HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"HEAD /x{head}\r\nGET /nothing{head}\r\nGET /x{head}connection: close\r\n\r\n".encode())
+        said = (await reader.read()).decode()
+        writer.close()
+    first, second, third = said.split("HTTP/1.1 ")[1:]
+    assert first.startswith("200") and "content-length: 0" in first and first.endswith("\r\n\r\n")
+    assert second.startswith("204") and "content-length" not in second and second.endswith("\r\n\r\n")
+    assert third.startswith("200") and "connection: close" in third
 
 
 # ---------------------------------------------------------------- slow clients
 
 
-def test_slow_clients_are_cut_while_honest_ones_are_served() -> None:
+async def test_slow_clients_are_cut_while_honest_ones_are_served() -> None:
     async def drip(port: int, start: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(start)
@@ -139,43 +135,37 @@ def test_slow_clients_are_cut_while_honest_ones_are_served() -> None:
             writer.close()
         return answer.result()
 
-    async def run() -> None:
-        async with serving(HttpLimits(header_deadline_s=0.6, body_deadline_s=0.6)) as (echo, port):
-            head = f"POST / HTTP/1.1\r\nauthorization: Bearer {KEY}\r\n"
-            starts = [b"POST / HTTP/1.1\r\nx-", b"", f"{head}content-length: 5000\r\n\r\n".encode()] * 40
-            slow = [asyncio.ensure_future(drip(port, start)) for start in starts]
-            for _ in range(20):
-                assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200
-            _, pending = await asyncio.wait(slow, timeout=8)
-            assert not pending
-            answers = [task.result() for task in slow]
-            assert all(b" 408 " in answer or b" 400 " in answer or not answer for answer in answers)
-            assert all(b" 408 " in answer for answer in answers[2::3])
-            assert echo.handled == 20
-
-    asyncio.run(run())
+    async with serving(HttpLimits(header_deadline_s=0.6, body_deadline_s=0.6)) as (echo, port):
+        head = f"POST / HTTP/1.1\r\nauthorization: Bearer {KEY}\r\n"
+        starts = [b"POST / HTTP/1.1\r\nx-", b"", f"{head}content-length: 5000\r\n\r\n".encode()] * 40
+        slow = [asyncio.ensure_future(drip(port, start)) for start in starts]
+        for _ in range(20):
+            assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200
+        _, pending = await asyncio.wait(slow, timeout=8)
+        assert not pending
+        answers = [task.result() for task in slow]
+        assert all(b" 408 " in answer or b" 400 " in answer or not answer for answer in answers)
+        assert all(b" 408 " in answer for answer in answers[2::3])
+        assert echo.handled == 20
 
 
 # ---------------------------------------------------------------- bodies
 
 
-def test_who_is_refused_before_its_body_came_is_told_that_the_connection_ends() -> None:
-    async def run() -> None:
-        async with serving() as (_, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(request_bytes("POST", "/", "wrong", BODY)[:-2])
-            refused = await asyncio.wait_for(read_reply(reader), 10)
-            assert (refused.status, refused.headers.get("connection")) == (401, "close")
-            writer.close()
-            assert "connection" not in (await send(port, request_bytes("POST", "/", KEY, BODY))).headers
-            # what comes after the answer ends the connection as well
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(request_bytes("POST", "/", KEY, BODY) + b"NONSENSE\r\n\r\n")
-            said = (await asyncio.wait_for(reader.read(), 10)).decode()
-            assert said.count("HTTP/1.1 200") == 1 and "connection: close" in said
-            writer.close()
-
-    asyncio.run(run())
+async def test_who_is_refused_before_its_body_came_is_told_that_the_connection_ends() -> None:
+    async with serving() as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_bytes("POST", "/", "wrong", BODY)[:-2])
+        refused = await asyncio.wait_for(read_reply(reader), 10)
+        assert (refused.status, refused.headers.get("connection")) == (401, "close")
+        writer.close()
+        assert "connection" not in (await send(port, request_bytes("POST", "/", KEY, BODY))).headers
+        # what comes after the answer ends the connection as well
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_bytes("POST", "/", KEY, BODY) + b"NONSENSE\r\n\r\n")
+        said = (await asyncio.wait_for(reader.read(), 10)).decode()
+        assert said.count("HTTP/1.1 200") == 1 and "connection: close" in said
+        writer.close()
 
 
 def test_a_client_that_goes_while_it_is_refused(
@@ -201,99 +191,87 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def test_oversized_bombed_and_truncated_bodies() -> None:
-    async def run() -> None:
-        async with serving(HttpLimits(max_body_bytes=1_000_000)) as (echo, port):
-            bomb = gzip.compress(b" " * 200_000_000, 9)
-            plain = json.dumps(BODY).encode()
-            before = peak_mb()
-            cases: list[tuple[bytes, int]] = [
-                (request_bytes("POST", "/", KEY, b"x" * 1_000_001), 413),
-                (request_bytes("POST", "/", "wrong", b"x" * 1_000_001), 401),
-                (request_bytes("POST", "/", KEY, bomb, content_encoding="gzip"), 413),
-                (request_bytes("POST", "/", KEY, gzip.compress(b"{}")[:-4], content_encoding="gzip"), 400),
-                (request_bytes("POST", "/", KEY, b"not gzip", content_encoding="gzip"), 400),
-                (request_bytes("POST", "/", KEY, b"{}", content_encoding="br"), 415),
-                (request_bytes("POST", "/", KEY, BODY, x_big="y" * 40_000), 431),
-                (b"NONSENSE\r\n\r\n", 400),
-                (b"CONNECT example.org:80 HTTP/1.1\r\n\r\n", 400),
-                (request_bytes("POST", "/", KEY, gzip.compress(plain), content_encoding="gzip"), 200),
-                (request_bytes("POST", "/", KEY, zlib.compress(plain), content_encoding="deflate"), 200),
-            ]
-            for number, (data, status) in enumerate(cases):
-                reply = await send(port, data)
-                assert reply.status == status, (number, reply)
-                assert status != 200 or reply.json() == BODY
-            endless = f"POST / HTTP/1.1\r\nauthorization: Bearer {KEY}\r\ntransfer-encoding: chunked\r\n\r\n".encode()
-            reply = await send(port, endless + b"10000\r\n" + (b"x" * 0x10000 + b"\r\n10000\r\n") * 30)
-            assert reply.status == 413
-            assert peak_mb() - before < 64
-            assert echo.handled == 2
-
-    asyncio.run(run())
+async def test_oversized_bombed_and_truncated_bodies() -> None:
+    async with serving(HttpLimits(max_body_bytes=1_000_000)) as (echo, port):
+        bomb = gzip.compress(b" " * 200_000_000, 9)
+        plain = json.dumps(BODY).encode()
+        before = peak_mb()
+        cases: list[tuple[bytes, int]] = [
+            (request_bytes("POST", "/", KEY, b"x" * 1_000_001), 413),
+            (request_bytes("POST", "/", "wrong", b"x" * 1_000_001), 401),
+            (request_bytes("POST", "/", KEY, bomb, content_encoding="gzip"), 413),
+            (request_bytes("POST", "/", KEY, gzip.compress(b"{}")[:-4], content_encoding="gzip"), 400),
+            (request_bytes("POST", "/", KEY, b"not gzip", content_encoding="gzip"), 400),
+            (request_bytes("POST", "/", KEY, b"{}", content_encoding="br"), 415),
+            (request_bytes("POST", "/", KEY, BODY, x_big="y" * 40_000), 431),
+            (b"NONSENSE\r\n\r\n", 400),
+            (b"CONNECT example.org:80 HTTP/1.1\r\n\r\n", 400),
+            (request_bytes("POST", "/", KEY, gzip.compress(plain), content_encoding="gzip"), 200),
+            (request_bytes("POST", "/", KEY, zlib.compress(plain), content_encoding="deflate"), 200),
+        ]
+        for number, (data, status) in enumerate(cases):
+            reply = await send(port, data)
+            assert reply.status == status, (number, reply)
+            assert status != 200 or reply.json() == BODY
+        endless = f"POST / HTTP/1.1\r\nauthorization: Bearer {KEY}\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+        reply = await send(port, endless + b"10000\r\n" + (b"x" * 0x10000 + b"\r\n10000\r\n") * 30)
+        assert reply.status == 413
+        assert peak_mb() - before < 64
+        assert echo.handled == 2
 
 
-def test_large_bodies_share_one_allowance() -> None:
-    async def run() -> None:
-        limits = HttpLimits(max_body_bytes=1_000_000, max_buffered_bytes=1_500_000)
-        async with serving(limits) as (echo, port):
-            whole = request_bytes("POST", "/", KEY, b"x" * 900_000)
-            held, held_writer = await asyncio.open_connection("127.0.0.1", port)
-            held_writer.write(whole[:-1])
-            server = echo.server
-            assert server is not None
-            await until(lambda: server._buffered == 899_999)
-            reply = await send(port, whole)
-            assert (reply.status, reply.json()["code"]) == (429, "overloaded")
-            assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200, "small ones still pass"
-            held_writer.write(whole[-1:])
-            assert (await read_reply(held)).status == 200
-            held_writer.close()
-            assert (await send(port, whole)).status == 200
-
-    asyncio.run(run())
+async def test_large_bodies_share_one_allowance() -> None:
+    limits = HttpLimits(max_body_bytes=1_000_000, max_buffered_bytes=1_500_000)
+    async with serving(limits) as (echo, port):
+        whole = request_bytes("POST", "/", KEY, b"x" * 900_000)
+        held, held_writer = await asyncio.open_connection("127.0.0.1", port)
+        held_writer.write(whole[:-1])
+        server = echo.server
+        assert server is not None
+        await until(lambda: server._buffered == 899_999)
+        reply = await send(port, whole)
+        assert (reply.status, reply.json()["code"]) == (429, "overloaded")
+        assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200, "small ones still pass"
+        held_writer.write(whole[-1:])
+        assert (await read_reply(held)).status == 200
+        held_writer.close()
+        assert (await send(port, whole)).status == 200
 
 
 @pytest.mark.parametrize("endless", [b"x-trailer: " + b"y" * 999 + b"\r\n", b"y" * 999, b"x: y\r\n" * 99])
-def test_trailers_without_end_are_refused(endless: bytes) -> None:
-    async def run() -> None:
-        async with serving() as (echo, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            head = f"POST / HTTP/1.1\r\nauthorization: Bearer {KEY}\r\ntransfer-encoding: chunked\r\n\r\n".encode()
-            writer.write(head + b"5\r\nhello\r\n0\r\n" + (b"" if endless.startswith(b"x") else b"x: "))
-            answer = asyncio.ensure_future(reader.read())
-            sent = 0
-            while not answer.done() and sent < 3_000_000:
-                writer.write(endless)
-                sent += len(endless)
-                await asyncio.wait([answer], timeout=0)
-            assert b" 431 " in await asyncio.wait_for(answer, 5)
-            assert echo.handled == 0
-            writer.close()
-            trailers = head + b"5\r\nhello\r\n0\r\nauthorization: Bearer wrong\r\nx: y\r\n\r\n"
-            assert (await send(port, trailers)).body == b"hello", "a few do no harm"
-
-    asyncio.run(run())
+async def test_trailers_without_end_are_refused(endless: bytes) -> None:
+    async with serving() as (echo, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST / HTTP/1.1\r\nauthorization: Bearer {KEY}\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+        writer.write(head + b"5\r\nhello\r\n0\r\n" + (b"" if endless.startswith(b"x") else b"x: "))
+        answer = asyncio.ensure_future(reader.read())
+        sent = 0
+        while not answer.done() and sent < 3_000_000:
+            writer.write(endless)
+            sent += len(endless)
+            await asyncio.wait([answer], timeout=0)
+        assert b" 431 " in await asyncio.wait_for(answer, 5)
+        assert echo.handled == 0
+        writer.close()
+        trailers = head + b"5\r\nhello\r\n0\r\nauthorization: Bearer wrong\r\nx: y\r\n\r\n"
+        assert (await send(port, trailers)).body == b"hello", "a few do no harm"
 
 
-def test_who_has_no_key_gets_little_memory() -> None:
+async def test_who_has_no_key_gets_little_memory() -> None:
     class Open(Echo):
         def admit(self, request: HttpRequest) -> Answer | None:
             request.unauthenticated = request.path == "/healthz"
             return None
 
-    async def run() -> None:
-        server = HttpServer(Open())
-        await server.start("127.0.0.1", 0, "--port")
-        port = server.address.port
-        assert (await send(port, request_bytes("POST", "/healthz", "", b"x" * 65_537))).status == 413
-        assert (await send(port, request_bytes("POST", "/healthz", "", b"x" * 65_536))).status == 200
-        bomb = gzip.compress(b" " * 1_000_000)
-        assert (await send(port, request_bytes("POST", "/healthz", "", bomb, content_encoding="gzip"))).status == 413
-        assert (await send(port, request_bytes("POST", "/", "", b"x" * 1_000_000))).status == 200
-        await server.aclose()
-
-    asyncio.run(run())
+    server = HttpServer(Open())
+    await server.start("127.0.0.1", 0, "--port")
+    port = server.address.port
+    assert (await send(port, request_bytes("POST", "/healthz", "", b"x" * 65_537))).status == 413
+    assert (await send(port, request_bytes("POST", "/healthz", "", b"x" * 65_536))).status == 200
+    bomb = gzip.compress(b" " * 1_000_000)
+    assert (await send(port, request_bytes("POST", "/healthz", "", bomb, content_encoding="gzip"))).status == 413
+    assert (await send(port, request_bytes("POST", "/", "", b"x" * 1_000_000))).status == 200
+    await server.aclose()
 
 
 # ---------------------------------------------------------------- many connections
@@ -310,122 +288,104 @@ async def leaves(reader: asyncio.StreamReader) -> bool:
 
 
 @pytest.mark.slow
-def test_idle_strangers_push_out_only_each_other() -> None:
-    async def run() -> None:
-        async with serving(HttpLimits(max_connections=40)) as (_, port):
-            known = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
-            for reader, writer in known:
-                writer.write(request_bytes("POST", "/", KEY, BODY))
-                assert (await read_reply(reader)).status == 200
-            strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
-            assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200, "there is room to begin"
-            gone = [await leaves(reader) for reader, _ in strangers]
-            assert sum(gone) >= 90, "who came first makes room"
-            held = 0
-            for reader, writer in known:
-                writer.write(request_bytes("POST", "/", KEY, BODY))
-                with suppress(asyncio.IncompleteReadError, ConnectionError):
-                    held += (await read_reply(reader)).status == 200
-            assert held >= 29, "the known ones stay, but for the idle one whose place the newcomer took"
-            for _, writer in (*known, *strangers):
-                writer.close()
-
-    asyncio.run(run())
+async def test_idle_strangers_push_out_only_each_other() -> None:
+    async with serving(HttpLimits(max_connections=40)) as (_, port):
+        known = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
+        for reader, writer in known:
+            writer.write(request_bytes("POST", "/", KEY, BODY))
+            assert (await read_reply(reader)).status == 200
+        strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+        assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200, "there is room to begin"
+        gone = [await leaves(reader) for reader, _ in strangers]
+        assert sum(gone) >= 90, "who came first makes room"
+        held = 0
+        for reader, writer in known:
+            writer.write(request_bytes("POST", "/", KEY, BODY))
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                held += (await read_reply(reader)).status == 200
+        assert held >= 29, "the known ones stay, but for the idle one whose place the newcomer took"
+        for _, writer in (*known, *strangers):
+            writer.close()
 
 
-def test_known_clients_at_work_keep_their_places() -> None:
-    async def run() -> None:
-        async with serving(HttpLimits(max_connections=8)) as (echo, port):
-            busy = [asyncio.ensure_future(send(port, request_bytes("POST", "/wait", KEY))) for _ in range(6)]
-            await until(lambda: echo.waiting == 6)
-            reply = await send(port, request_bytes("POST", "/", KEY, BODY))
-            assert (reply.status, reply.json()["code"]) == (429, "overloaded")
-            for task in busy:
-                assert not task.done()
-                task.cancel()
-            await until(lambda: echo.cancelled == 6)
-            assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200
-
-    asyncio.run(run())
+async def test_known_clients_at_work_keep_their_places() -> None:
+    async with serving(HttpLimits(max_connections=8)) as (echo, port):
+        busy = [asyncio.ensure_future(send(port, request_bytes("POST", "/wait", KEY))) for _ in range(6)]
+        await until(lambda: echo.waiting == 6)
+        reply = await send(port, request_bytes("POST", "/", KEY, BODY))
+        assert (reply.status, reply.json()["code"]) == (429, "overloaded")
+        for task in busy:
+            assert not task.done()
+            task.cancel()
+        await until(lambda: echo.cancelled == 6)
+        assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200
 
 
 # ---------------------------------------------------------------- HTTP itself
 
 
-def test_one_connection_many_requests() -> None:
-    async def run() -> None:
-        async with serving() as (_, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            one = request_bytes("POST", "/path?a=1&b=%20", KEY, BODY)
-            writer.write(one * 20)  # pipelined
-            for _ in range(20):
-                reply = await read_reply(reader)
-                assert (reply.status, reply.json(), reply.headers["x-query"]) == (200, BODY, "a=1&b=%20")
-                assert reply.headers["x-client"] == str(writer.get_extra_info("sockname"))
-            for part in (one[:30], one[30:90], one[90:-3], one[-3:]):
-                writer.write(part)
-                await asyncio.sleep(0.01)  # so that they arrive apart
-            assert (await read_reply(reader)).status == 200
-            chunked = b"5\r\nhello\r\n0\r\n\r\n"
-            head = f"POST /stream HTTP/1.1\r\nauthorization: Bearer {KEY}\r\n"
-            writer.write(
-                f"{head}transfer-encoding: chunked\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n".encode() + chunked
-            )
-            streamed = await read_reply(reader)
-            assert (streamed.status, streamed.body) == (200, b"hel\r\nlo\r\nend\r\n"), "an empty chunk ends nothing"
-            writer.write(f"{head}expect: 100-continue\r\ncontent-length: 5\r\n\r\n".encode())
-            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            writer.write(b"hello")
-            assert (await read_reply(reader)).status == 200
-            for path in ("/", "/stream"):
-                writer.write(request_bytes("HEAD", path, KEY))
-                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200"), "and no body"
-            writer.write(one)
-            assert (await read_reply(reader)).status == 200
-            writer.close()
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(request_bytes("POST", "/stream", KEY, b"hello").replace(b"HTTP/1.1", b"HTTP/1.0"))
-            assert (await reader.read()).endswith(b"\r\n\r\nhelloend")
-            writer.close()
-
-    asyncio.run(run())
+async def test_one_connection_many_requests() -> None:
+    async with serving() as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        one = request_bytes("POST", "/path?a=1&b=%20", KEY, BODY)
+        writer.write(one * 20)  # pipelined
+        for _ in range(20):
+            reply = await read_reply(reader)
+            assert (reply.status, reply.json(), reply.headers["x-query"]) == (200, BODY, "a=1&b=%20")
+            assert reply.headers["x-client"] == str(writer.get_extra_info("sockname"))
+        for part in (one[:30], one[30:90], one[90:-3], one[-3:]):
+            writer.write(part)
+            await asyncio.sleep(0.01)  # so that they arrive apart
+        assert (await read_reply(reader)).status == 200
+        chunked = b"5\r\nhello\r\n0\r\n\r\n"
+        head = f"POST /stream HTTP/1.1\r\nauthorization: Bearer {KEY}\r\n"
+        writer.write(
+            f"{head}transfer-encoding: chunked\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n".encode() + chunked
+        )
+        streamed = await read_reply(reader)
+        assert (streamed.status, streamed.body) == (200, b"hel\r\nlo\r\nend\r\n"), "an empty chunk ends nothing"
+        writer.write(f"{head}expect: 100-continue\r\ncontent-length: 5\r\n\r\n".encode())
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"hello")
+        assert (await read_reply(reader)).status == 200
+        for path in ("/", "/stream"):
+            writer.write(request_bytes("HEAD", path, KEY))
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200"), "and no body"
+        writer.write(one)
+        assert (await read_reply(reader)).status == 200
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_bytes("POST", "/stream", KEY, b"hello").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert (await reader.read()).endswith(b"\r\n\r\nhelloend")
+        writer.close()
 
 
 @pytest.mark.parametrize("path", ["/wait", "/stream/wait"])
-def test_a_client_that_leaves_cancels_what_it_asked_for(path: str) -> None:
-    async def run() -> None:
-        async with serving() as (echo, port):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(request_bytes("POST", path, KEY, BODY))
-            await until(lambda: echo.waiting)
-            writer.close()
-            await until(lambda: echo.cancelled + echo.closed)
-
-    asyncio.run(run())
+async def test_a_client_that_leaves_cancels_what_it_asked_for(path: str) -> None:
+    async with serving() as (echo, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_bytes("POST", path, KEY, BODY))
+        await until(lambda: echo.waiting)
+        writer.close()
+        await until(lambda: echo.cancelled + echo.closed)
 
 
-def test_a_handler_that_raises_costs_one_answer_not_the_server() -> None:
-    async def run() -> None:
-        async with serving() as (_, port):
-            reply = await send(port, request_bytes("POST", "/raise", KEY, BODY))
-            assert (reply.status, reply.json()["code"]) == (500, "internal_error")
-            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):  # cut off, never taken for complete
-                await send(port, request_bytes("POST", "/stream/raise", KEY, BODY))
-            assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200
-
-    asyncio.run(run())
+async def test_a_handler_that_raises_costs_one_answer_not_the_server() -> None:
+    async with serving() as (_, port):
+        reply = await send(port, request_bytes("POST", "/raise", KEY, BODY))
+        assert (reply.status, reply.json()["code"]) == (500, "internal_error")
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):  # cut off, never taken for complete
+            await send(port, request_bytes("POST", "/stream/raise", KEY, BODY))
+        assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200
 
 
-def test_closing_the_server_cuts_all_connections() -> None:
-    async def run() -> None:
-        async with serving() as (echo, port):
-            waiting = asyncio.ensure_future(send(port, request_bytes("POST", "/wait", KEY, BODY)))
-            await until(lambda: echo.waiting)
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            await waiting
-        assert echo.cancelled == 1
-
-    asyncio.run(run())
+async def test_closing_the_server_cuts_all_connections() -> None:
+    async with serving() as (echo, port):
+        waiting = asyncio.ensure_future(send(port, request_bytes("POST", "/wait", KEY, BODY)))
+        await until(lambda: echo.waiting)
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await waiting
+    assert echo.cancelled == 1
 
 
 # ---------------------------------------------------------------- addresses
@@ -465,25 +425,19 @@ def test_an_address_that_cannot_be_served_says_why() -> None:
         max_size=12,
     )
 )
-def test_no_bytes_make_the_server_fail(pieces: list[bytes]) -> None:
-    async def run() -> None:
-        async with serving(HttpLimits(header_deadline_s=0.01, body_deadline_s=0.01)) as (_, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"".join(pieces))
-            writer.write_eof()
-            answer = await asyncio.wait_for(reader.read(), 5)
-            assert b" 500 " not in answer
-            writer.close()
-            assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200
-
-    asyncio.run(run())
+async def test_no_bytes_make_the_server_fail(pieces: list[bytes]) -> None:
+    async with serving(HttpLimits(header_deadline_s=0.01, body_deadline_s=0.01)) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"".join(pieces))
+        writer.write_eof()
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert b" 500 " not in answer
+        writer.close()
+        assert (await send(port, request_bytes("POST", "/", KEY, BODY))).status == 200
 
 
-def test_large_bodies_that_come_together_all_come_whole() -> None:
-    async def run() -> None:
-        async with serving() as (_, port):
-            bodies = [bytes([number]) * 1_000_003 for number in range(8)]
-            replies = await asyncio.gather(*(send(port, request_bytes("POST", "/", KEY, body)) for body in bodies))
-            assert [reply.body for reply in replies] == bodies
-
-    asyncio.run(run())
+async def test_large_bodies_that_come_together_all_come_whole() -> None:
+    async with serving() as (_, port):
+        bodies = [bytes([number]) * 1_000_003 for number in range(8)]
+        replies = await asyncio.gather(*(send(port, request_bytes("POST", "/", KEY, body)) for body in bodies))
+        assert [reply.body for reply in replies] == bodies

@@ -21,6 +21,8 @@ from ajet.system.json_schemas import (
     on_loop,
 )
 
+pytestmark = pytest.mark.anyio
+
 SLOW_PATTERN = {"type": "string", "pattern": "^(a+)+$"}
 PATTERN_VALUE = "a" * 40 + "!"
 
@@ -70,18 +72,15 @@ def test_what_is_no_schema_is_refused(schema: dict[str, Any], why: str) -> None:
         breach(schema, "x")
 
 
-def test_a_service_loop_goes_on_meanwhile() -> None:
-    async def run() -> None:
-        slow = asyncio.ensure_future(on_loop(breach, SLOW_PATTERN, PATTERN_VALUE))
-        turns = 0
-        while not slow.done():
-            turns += 1
-            await asyncio.sleep(0.01)
-        with pytest.raises(SchemaTooSlow):
-            await slow
-        assert turns > 10
-
-    asyncio.run(run())
+async def test_a_service_loop_goes_on_meanwhile() -> None:
+    slow = asyncio.ensure_future(on_loop(breach, SLOW_PATTERN, PATTERN_VALUE))
+    turns = 0
+    while not slow.done():
+        turns += 1
+        await asyncio.sleep(0.01)
+    with pytest.raises(SchemaTooSlow):
+        await slow
+    assert turns > 10
 
 
 def test_a_program_with_a_slow_schema_obeys_its_signals() -> None:
