@@ -27,6 +27,8 @@ from support.gateway_parts import place
 from support.raw_http import Reply, read_reply, request_bytes, send
 from support.session_parts import USER
 
+pytestmark = pytest.mark.anyio
+
 TESTS = Path(__file__).parents[1]
 KEY = "sk-ajet-" + "k" * 60
 SENT = 24 * 1024 * 1024
@@ -109,7 +111,6 @@ SERVERS = [
     *(pytest.param(serve, marks=with_model, id=serve.__name__) for serve in (gateway, responses, anthropic, traces)),
     *(pytest.param(serve, id=serve.__name__) for serve in (store, environment, collector)),
 ]
-every_server = pytest.mark.parametrize("serve", SERVERS)
 
 
 async def ask(target: Target, body: Any, path: str = "", key: str | None = None, **headers: str) -> Reply:
@@ -129,14 +130,13 @@ async def still_serves(target: Target) -> None:
     assert reply.status == 200, reply
 
 
-def attack(serve: Any, scene: Any) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(60), serve() as target:
-            await still_serves(target)
-            await scene(target)
-            await still_serves(target)
-
-    asyncio.run(main())
+@pytest.fixture(params=SERVERS)
+async def target(request: pytest.FixtureRequest) -> AsyncIterator[Target]:
+    """Each server in turn. It serves an honest client before and after."""
+    async with request.param() as served:
+        await still_serves(served)
+        yield served
+        await still_serves(served)
 
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
@@ -159,42 +159,34 @@ ENDLESS = {
 
 
 @pytest.mark.slow
-@every_server
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_a_stranger_that_sends_without_end_is_cut(serve: Any, kind: str) -> None:
-    async def scene(target: Target) -> None:
-        head, piece = ENDLESS[kind]
-        reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
-        taken, before = 0, psutil.Process().memory_info().rss
-        with suppress(ConnectionError):
-            writer.write(head)
-            while taken < SENT and not reader.at_eof():
-                writer.write(piece)
-                await writer.drain()
-                await asyncio.sleep(0)
-                taken += len(piece)
-            grown = psutil.Process().memory_info().rss - before
-            assert grown < TAKEN, f"{grown} bytes after {taken}"
-            if not reader.at_eof():
-                assert int((await asyncio.wait_for(reader.readline(), 10)).split()[1]) in range(400, 500)
+async def test_a_stranger_that_sends_without_end_is_cut(target: Target, kind: str) -> None:
+    head, piece = ENDLESS[kind]
+    reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+    taken, before = 0, psutil.Process().memory_info().rss
+    with suppress(ConnectionError):
+        writer.write(head)
+        while taken < SENT and not reader.at_eof():
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+            taken += len(piece)
+        grown = psutil.Process().memory_info().rss - before
+        assert grown < TAKEN, f"{grown} bytes after {taken}"
+        if not reader.at_eof():
+            assert int((await asyncio.wait_for(reader.readline(), 10)).split()[1]) in range(400, 500)
+    writer.transport.abort()
+
+
+async def test_idle_and_dripping_connections_keep_nobody_out(target: Target) -> None:
+    opened = []
+    for number in range(120):
+        _, writer = await asyncio.open_connection("127.0.0.1", target.port)
+        writer.write((b"", b"GET ", HEAD, HEAD + b"content-length: 10\r\n\r\n[")[number % 4])
+        opened.append(writer)
+    await still_serves(target)
+    for writer in opened:
         writer.transport.abort()
-
-    attack(serve, scene)
-
-
-@every_server
-def test_idle_and_dripping_connections_keep_nobody_out(serve: Any) -> None:
-    async def scene(target: Target) -> None:
-        opened = []
-        for number in range(120):
-            _, writer = await asyncio.open_connection("127.0.0.1", target.port)
-            writer.write((b"", b"GET ", HEAD, HEAD + b"content-length: 10\r\n\r\n[")[number % 4])
-            opened.append(writer)
-        await still_serves(target)
-        for writer in opened:
-            writer.transport.abort()
-
-    attack(serve, scene)
 
 
 BODIES: list[bytes] = [
@@ -215,17 +207,13 @@ BODIES: list[bytes] = [
 ]
 
 
-@every_server
-def test_malformed_bodies_get_an_answer_that_says_so(serve: Any) -> None:
-    async def scene(target: Target) -> None:
-        for body in BODIES:
-            for sent in {body, body.replace(b"}", b', "stream": true}', 1) if body.startswith(b'{"') else body}:
-                reply = await ask(target, sent)
-                assert reply.status < 500, (sent[:80], reply.body[:300])
-                if "event-stream" not in reply.headers.get("content-type", ""):
-                    json.loads(reply.body)
-
-    attack(serve, scene)
+async def test_malformed_bodies_get_an_answer_that_says_so(target: Target) -> None:
+    for body in BODIES:
+        for sent in {body, body.replace(b"}", b', "stream": true}', 1) if body.startswith(b'{"') else body}:
+            reply = await ask(target, sent)
+            assert reply.status < 500, (sent[:80], reply.body[:300])
+            if "event-stream" not in reply.headers.get("content-type", ""):
+                json.loads(reply.body)
 
 
 PATHS = [
@@ -246,16 +234,12 @@ PATHS += [
 ]
 
 
-@every_server
-def test_paths_lead_nowhere_else(serve: Any) -> None:
-    async def scene(target: Target) -> None:
-        for path in PATHS:
-            for method in ("GET", "POST", "DELETE"):
-                reply = await send(target.port, request_bytes(method, path, target.key, b"{}"))
-                assert 400 <= reply.status < 500, (method, path, reply)
-                assert b"root:" not in reply.body
-
-    attack(serve, scene)
+async def test_paths_lead_nowhere_else(target: Target) -> None:
+    for path in PATHS:
+        for method in ("GET", "POST", "DELETE"):
+            reply = await send(target.port, request_bytes(method, path, target.key, b"{}"))
+            assert 400 <= reply.status < 500, (method, path, reply)
+            assert b"root:" not in reply.body
 
 
 KEYS = [
@@ -271,51 +255,39 @@ KEYS = [
 ]
 
 
-@every_server
-def test_wrong_keys_are_refused_and_the_right_one_passes(serve: Any) -> None:
-    async def scene(target: Target) -> None:
-        for key in [*KEYS, target.key[:-1], target.key + "x", target.key.swapcase(), target.key.replace("-", "_", 1)]:
-            reply = await ask(target, target.honest, key=key)
-            assert reply.status in (400, 401, 403), (key, reply)
-            await still_serves(target)
-
-    attack(serve, scene)
+async def test_wrong_keys_are_refused_and_the_right_one_passes(target: Target) -> None:
+    for key in [*KEYS, target.key[:-1], target.key + "x", target.key.swapcase(), target.key.replace("-", "_", 1)]:
+        reply = await ask(target, target.honest, key=key)
+        assert reply.status in (400, 401, 403), (key, reply)
+        await still_serves(target)
 
 
-@every_server
-def test_two_requests_in_one_and_lengths_that_disagree(serve: Any) -> None:
-    async def scene(target: Target) -> None:
-        smuggled = request_bytes("POST", target.path, "x", b"{}")
-        for extra in (
-            b"content-length: 5\r\ncontent-length: 6\r\n",
-            b"content-length: 5\r\ntransfer-encoding: chunked\r\n",
-            b"transfer-encoding: chunked, identity\r\n",
-            b"content-length: -1\r\n",
-            b"content-length: +5\r\n",
-            b"content-length: 5 5\r\n",
-        ):
-            reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
-            writer.write(HEAD + b"authorization: Bearer " + target.key.encode() + b"\r\n" + extra + b"\r\n" + smuggled)
-            with suppress(asyncio.IncompleteReadError, ConnectionError, ValueError):
-                reply = await asyncio.wait_for(read_reply(reader), 10)
-                assert 400 <= reply.status < 500, (extra, reply)
-            writer.transport.abort()
-
-    attack(serve, scene)
+async def test_two_requests_in_one_and_lengths_that_disagree(target: Target) -> None:
+    smuggled = request_bytes("POST", target.path, "x", b"{}")
+    for extra in (
+        b"content-length: 5\r\ncontent-length: 6\r\n",
+        b"content-length: 5\r\ntransfer-encoding: chunked\r\n",
+        b"transfer-encoding: chunked, identity\r\n",
+        b"content-length: -1\r\n",
+        b"content-length: +5\r\n",
+        b"content-length: 5 5\r\n",
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+        writer.write(HEAD + b"authorization: Bearer " + target.key.encode() + b"\r\n" + extra + b"\r\n" + smuggled)
+        with suppress(asyncio.IncompleteReadError, ConnectionError, ValueError):
+            reply = await asyncio.wait_for(read_reply(reader), 10)
+            assert 400 <= reply.status < 500, (extra, reply)
+        writer.transport.abort()
 
 
-@every_server
-def test_what_follows_a_refusal_is_not_answered_again(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_follows_a_refusal_is_not_answered_again(target: Target, caplog: pytest.LogCaptureFixture) -> None:
     """The refused head and the nonsense behind it arrive together."""
 
-    async def scene(target: Target) -> None:
-        for head in (b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n", HEAD + b"content-length: 2\r\n\r\n{}"):
-            reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
-            writer.write(head + b"\x00\xff nonsense\r\n\r\n" * 3)
-            reply = await asyncio.wait_for(read_reply(reader), 10)
-            assert 400 <= reply.status < 500
-            assert await asyncio.wait_for(reader.read(), 10) == b""
-            writer.close()
-
-    attack(serve, scene)
+    for head in (b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n", HEAD + b"content-length: 2\r\n\r\n{}"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+        writer.write(head + b"\x00\xff nonsense\r\n\r\n" * 3)
+        reply = await asyncio.wait_for(read_reply(reader), 10)
+        assert 400 <= reply.status < 500
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
     assert "Fatal error" not in caplog.text, caplog.text
