@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,32 @@ async def test_a_store_that_is_being_closed_ends_what_it_took_and_refuses_the_re
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             assert not isinstance(answer, BaseException) or isinstance(answer, StoreUnavailableError)
         assert len(await taken) == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """2 MB of disk."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+async def test_a_full_disk_loses_nothing_that_was_acknowledged(small_disk: Path) -> None:
+    kept: list[str] = []
+    async with sqlite_store(small_disk / "store.sqlite") as store:
+        with pytest.raises(StoreUnavailableError, match="full"):
+            while True:
+                (rollout,) = await store.enqueue([NewRollout(input={"text": "x" * 50_000})])
+                kept.append(rollout.rollout_id)
+        with pytest.raises(StoreUnavailableError, match="Nothing was stored"):
+            await store.enqueue([NewRollout(input={"text": "x" * 50_000})])
+        assert (await store.query_rollouts(limit=1)).total == len(kept) > 5
+        subprocess.run(["mount", "-o", "remount,size=8m", small_disk], check=True)
+        (last,) = await store.enqueue([NewRollout(input={"text": "y" * 50_000})])
+    async with sqlite_store(small_disk / "store.sqlite") as store:
+        found = (await store.query_rollouts(limit=1000)).items
+        assert {one.rollout.rollout_id for one in found} == {*kept, last.rollout_id}
