@@ -7,9 +7,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from common import ROOT, validations
+
 from ajet.observe.metrics import read_metrics
 
-ROOT = Path(__file__).parents[1]
 STEPS = 40
 ENVIRONMENT = {
     **os.environ, "AJET_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)
@@ -27,10 +28,9 @@ def conduct(backbone: str, python: Path, folder: Path, *overrides: str) -> dict[
         ]  # fmt: skip
         subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True)
     steps = trained(metrics)
-    validation = {step["step"]: step["val/reward/mean"] for step in read_metrics(metrics) if "val/reward/mean" in step}
     result: dict[str, Any] = {
         "reward": [round(step["reward/mean"], 4) for step in steps],
-        "validation": {step: round(reward, 4) for step, reward in validation.items()},
+        "validation": validations(read_metrics(metrics)),
     }
     gaps = [step["train/sampler_gap"] for step in steps if "train/sampler_gap" in step]
     return result | ({"largest_sampler_gap": max(gaps)} if gaps else {})

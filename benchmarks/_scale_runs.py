@@ -22,13 +22,13 @@ from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
+from common import ROOT, known_figures
 from numpy.typing import NDArray
 
 from ajet import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
 from ajet.schema.episode import Episode
 from ajet.schema.errors import EnvironmentUnavailableError
 
-ROOT = Path(__file__).parents[1]
 N = TypeVar("N", int, float)
 REPEAT = 4
 """Episodes of a task."""
@@ -271,13 +271,9 @@ def _least_squares(rows: NDArray[np.float64], values: NDArray[np.float64]) -> li
 
 def saturation() -> dict[str, Any]:
     """What one core serves in a second, from the results of the benchmarks that measured it."""
-
-    def figures(name: str) -> Any:
-        return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["figures"]
-
-    store, children = figures("store"), figures("isolated_workflows")["cpu_ms_of_a_child_that"]
+    store, children = known_figures("store"), known_figures("isolated_workflows")["cpu_ms_of_a_child_that"]
     return {
-        "gateway.json: calls": round(1e3 / figures("gateway")["stub_engine"][-1]["cpu_ms_per_request"]),
+        "gateway.json: calls": round(1e3 / known_figures("gateway")["stub_engine"][-1]["cpu_ms_per_request"]),
         "store.json: rollouts in batches": round(1e3 / store["server_cpu_ms_per_rollout"]),
         "store.json: rollouts span by span": round(1e3 / store["span_by_span_server_cpu_ms"]),
         "isolated_workflows.json: processes of one episode": round(1e3 / children["opens_a_loop"]),

@@ -20,9 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import write_result
+from common import ROOT, write_result
 
-ROOT = Path(__file__).parents[1]
 PYTHON = sys.executable
 COMMANDS = {
     "import_ajet": [PYTHON, "-c", "import ajet.cli.main"],

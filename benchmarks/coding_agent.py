@@ -14,11 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import write_result
+from common import ROOT, ajet_command, seeds_of, validations, write_result
 
 from ajet.observe.metrics import read_metrics
 
-ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "tutorial" / "example_coding_agent" / "tiny"
 SEEDS = (1, 2, 3)
 CALLS = "user/agent/tool_calls"
@@ -29,18 +28,15 @@ def run(config: str, name: str, folder: Path, *settings: str) -> Path:
     """One run, unless it is there already. Returns its folder."""
     made = folder / name
     if not (made / "hf").exists():
-        command = [sys.executable, "-m", "ajet", "--conf", str(TUTORIAL / config), "--exp-dir", str(folder), "--quiet"]
-        subprocess.run([*command, f"experiment_name={name}", *settings], cwd=ROOT, check=True)
+        command = ajet_command(TUTORIAL / config, folder, f"experiment_name={name}", *settings)
+        subprocess.run(command, cwd=ROOT, check=True)
     return made
 
 
 def curve(made: Path) -> dict[str, Any]:
     """A run's validations."""
-    steps = [step for step in read_metrics(made / "metrics.jsonl") if "val/reward/mean" in step]
-    return {
-        "reward": {step["step"]: round(step["val/reward/mean"], 3) for step in steps},
-        "tool_calls": {step["step"]: round(step[f"val/{CALLS}"], 2) for step in steps},
-    }
+    steps = read_metrics(made / "metrics.jsonl")
+    return {"reward": validations(steps), "tool_calls": validations(steps, CALLS)}
 
 
 def main() -> None:
@@ -53,8 +49,7 @@ def main() -> None:
         start = run("cold_start.yaml", "coding_agent_cold_start", folder)
         figures = {}
         for seed in SEEDS:
-            seeds = [f"{part}.seed={seed}" for part in ("rollout", "trainer_common", "task_reader")]
-            made = run("learn.yaml", f"coding_agent_{seed}", folder, f"model.path={start / 'hf'}", *seeds)
+            made = run("learn.yaml", f"coding_agent_{seed}", folder, f"model.path={start / 'hf'}", *seeds_of(seed))
             figures[f"seed {seed}"] = curve(made)
             print(f"seed {seed}: {figures[f'seed {seed}']['reward']}", flush=True)
     write_result("coding_agent", figures)

@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-from common import write_result
+from common import ROOT, write_result
 
-ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 from support.mutations import VALID, lay_out, mutations
 from support.shipped_mutations import judged, shipped

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, write_result
+from common import known_figures, write_result
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -389,10 +389,9 @@ def main() -> None:
         scratch.mkdir(parents=True, exist_ok=True)
         write_tasks(scratch)
         runs = {case.name: conduct(case, scratch) for case in chosen}
-    before = RESULTS / "diagnosis.json"
-    known = json.loads(before.read_text())["figures"] if before.exists() else {"runs": {}}
+    known = known_figures("diagnosis")
     if arguments.only:
-        runs = known["runs"] | runs
+        runs = known.get("runs", {}) | runs
     names = [case.name for case in CASES]
     runs = {name: runs[name] for name in names if name in runs}
     right = {part: [run["right"] for name, run in runs.items() if name.startswith(part)] for part in PARTS}

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import argparse
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import write_result
+from common import ROOT, ajet_command, seeds_of, validations, write_result
 
 from ajet.observe.metrics import read_metrics
 
-ROOT = Path(__file__).parents[1]
 CONF = ROOT / "configs" / "quickstart.yaml"
 SMALL_STEPS = (
     "data.train_batch_size=2",
@@ -35,10 +33,8 @@ GOAL = 0.9
 
 def train(name: str, folder: Path, *overrides: str) -> dict[int, float]:
     """One run; validation reward by step."""
-    command = [sys.executable, "-m", "ajet", "--conf", str(CONF), "--exp-dir", str(folder), "--quiet"]
-    subprocess.run([*command, f"experiment_name={name}", *overrides], cwd=ROOT, check=True)
-    steps = read_metrics(folder / name / "metrics.jsonl")
-    rewards = {step["step"]: step["val/reward/mean"] for step in steps if "val/reward/mean" in step}
+    subprocess.run(ajet_command(CONF, folder, f"experiment_name={name}", *overrides), cwd=ROOT, check=True)
+    rewards = validations(read_metrics(folder / name / "metrics.jsonl"))
     print(f"{name:16}", *(f"{reward:.3f}" for reward in rewards.values()), flush=True)
     return rewards
 
@@ -56,10 +52,9 @@ def main() -> None:
             figures["teacher"] = train("teacher", folder)
             teacher = folder / "teacher" / "hf"
         for seed in range(arguments.seeds):
-            seeds = [f"rollout.seed={seed}", f"trainer_common.seed={seed}", f"task_reader.seed={seed}"]
             taught = f"trainer_common.algorithm.distillation.teacher={teacher}"
             for name, extra in (("distillation", [taught]), ("grpo", [])):
-                rewards = train(f"{name}_{seed}", folder, *SMALL_STEPS, *seeds, *extra)
+                rewards = train(f"{name}_{seed}", folder, *SMALL_STEPS, *seeds_of(seed), *extra)
                 reached = next((step for step, reward in rewards.items() if reward >= GOAL), None)
                 figures[f"{name} seed {seed}"] = {"validation": rewards, f"steps to {GOAL}": reached}
     write_result("distillation", figures)

@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from _engine_load import Load
-from common import write_result
+from common import known_figures, write_result
 
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch.commands import TorchEngineSettings
@@ -209,9 +209,7 @@ def main() -> None:
 
 
 def _earlier() -> dict[str, Any]:
-    path = Path(__file__).parent / "results" / "engine.json"
-    runs: dict[str, Any] = json.loads(path.read_text())["figures"]["runs"] if path.is_file() else {}
-    return runs
+    return dict(known_figures("engine").get("runs", {}))
 
 
 def _size(run: tuple[str, Any]) -> list[int]:

@@ -16,7 +16,6 @@ import os
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from itertools import pairwise
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from _grpo_task import EPISODES_PER_TASK, MAX_REPLY, QUESTIONS, TASKS_PER_STEP, TOOL, demonstration, expression
-from common import write_result
+from common import ajet_command, write_result
 
 from ajet.observe.metrics import read_metrics
 
@@ -126,8 +125,7 @@ def run_ours(model: Path, folder: Path, steps: int, threads: int) -> dict[str, A
         )
     )
     began = time.time()
-    command = [sys.executable, "-m", "ajet", "--conf", str(conf), "--exp-dir", str(folder), "--quiet", "--fresh"]
-    _run(command, threads)
+    _run(ajet_command(conf, folder, "--fresh"), threads)
     metrics = read_metrics(folder / name / "metrics.jsonl")
     return {
         **_summary(began, [step["time"] for step in metrics]),

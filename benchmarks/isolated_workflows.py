@@ -23,11 +23,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import write_result
+from common import ROOT, ajet_command, write_result
 
 from ajet.observe.metrics import read_metrics
 
-ROOT = Path(__file__).parents[1]
 STEPS = 8
 TURNS = 3
 ARMS = {
@@ -48,10 +47,8 @@ SHORT = [
 
 def steps(arm: list[str], folder: Path) -> list[dict[str, Any]]:
     """One run's steps."""
-    command = [
-        sys.executable, "-m", "ajet", "--conf", str(ROOT / "configs" / "quickstart.yaml"), "--exp-dir", str(folder),
-        f"task_runner.wrapper_type={arm[0]}", *arm[1:], *SHORT,
-    ]  # fmt: skip
+    settings = [f"task_runner.wrapper_type={arm[0]}", *arm[1:], *SHORT]
+    command = ajet_command(ROOT / "configs" / "quickstart.yaml", folder, *settings)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
     metrics = read_metrics(folder / "quickstart" / "metrics.jsonl")

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import write_result
+from common import ROOT, is_complete, seeds_of, validations, write_result
 
 from ajet.backbone import LaunchOptions
 from ajet.backbone.local import run
@@ -32,7 +32,6 @@ from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.metrics import read_metrics
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent
 CONF = HERE / "_learning_runs.yaml"
 CHART = ROOT / "docs" / "assets" / "learning_runs.png"
 RUNS: Mapping[str, tuple[str, ...]] = {
@@ -65,15 +64,11 @@ def make_tasks(folder: Path) -> list[str]:
     return overrides
 
 
-def seeds_of(seed: int) -> list[str]:
-    return [f"rollout.seed={seed}", f"trainer_common.seed={seed}", f"task_reader.seed={seed}"]
-
-
 def train(name: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
     """One run in this process, and what it came to."""
     config = load_config(CONF, [f"experiment_name={name}", *overrides], backbone="local")
     total = config.ajet.trainer_common.total_training_steps
-    if not complete(folder / name, total):
+    if not is_complete(folder / name, total):
         with ExperimentFolder.open(config, exp_dir=folder, source_yaml=CONF, fresh=True) as experiment:
             run(config, experiment, LaunchOptions(quiet=True))
     found = outcome(folder / name)
@@ -81,17 +76,12 @@ def train(name: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
     return found
 
 
-def complete(path: Path, total: int | None) -> bool:
-    steps = read_metrics(path / "metrics.jsonl")
-    return bool(steps) and steps[-1]["step"] == total
-
-
 def outcome(path: Path) -> dict[str, Any]:
     """Rewards over training and on held-out questions, divergence at the end, and the tokens of each agent."""
     steps = read_metrics(path / "metrics.jsonl")
     trained = [step for step in steps if step["step"] and "reward/mean" in step]
     found: dict[str, Any] = {
-        "held_out": {step["step"]: round(step["val/reward/mean"], 3) for step in steps if "val/reward/mean" in step},
+        "held_out": validations(steps),
         "training": [round(step["reward/mean"], 3) for step in trained],
         "seconds": round(sum(step.get("time/step", 0) + step.get("time/validate", 0) for step in steps), 1),
         "updates": int(sum(step.get("train/updates", 0) for step in trained)),
@@ -126,7 +116,7 @@ def on_backbone(backbone: str, folder: Path, overrides: list[str]) -> dict[str, 
         print(f"{backbone}: left out, because there is no {python}")
         return None
     total = load_config(CONF, overrides, backbone="local").ajet.trainer_common.total_training_steps
-    if not complete(folder / "learning" / backbone, total):
+    if not is_complete(folder / "learning" / backbone, total):
         environment = {**os.environ, "AJET_PLATFORM": "cpu", "PYTHONPATH": str(ROOT)}
         command = [str(python), "-m", "ajet", "--conf", str(CONF), f"--backbone={backbone}", "--quiet", "--fresh"]
         subprocess.run(

@@ -23,10 +23,9 @@ from typing import Any
 
 import numpy as np
 import psutil
-from common import write_result
+from common import ROOT, ajet_command, write_result
 from playwright.sync_api import Page, sync_playwright
 
-ROOT = Path(__file__).parents[1]
 SHORT = 100
 LOOK_EVERY_S = 2.0
 OPENINGS = 5
@@ -76,7 +75,7 @@ def train(folder: Path, name: str, steps: int) -> dict[str, Any]:
     (folder / "tasks.jsonl").write_text("".join(json.dumps({"question": f"Question {n}?"}) + "\n" for n in range(1000)))
     conf = folder / f"{name}.yaml"
     conf.write_text(CONF.format(name=name, folder=folder, steps=steps))
-    command = [sys.executable, "-m", "ajet", "--conf", str(conf), "--exp-dir", str(folder / "runs"), "--quiet"]
+    command = ajet_command(conf, folder / "runs")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     samples = []
     with (folder / f"{name}.log").open("w") as log:

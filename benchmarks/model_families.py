@@ -21,11 +21,10 @@ import logging
 import re
 import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import write_result
+from common import ROOT, write_result
 from torch.profiler import ProfilerActivity, profile
 from tree_training import VOCAB, best_of, forgetful, group, items_for
 
@@ -40,7 +39,6 @@ from ajet.trainer.footprint import MAMBA_1, Pass, pass_bytes
 from ajet.trainer.forward import Entropy, Forward, PackForward, RowForward
 from ajet.trainer.pack import Item, Layout, make_packs
 
-ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 from support.hybrids import HYBRIDS
 

@@ -9,7 +9,6 @@ thread each. FOLDER keeps the runs: one that is complete is not run again, one t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import tempfile
@@ -17,10 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _quickstart_run import ENVIRONMENT, ROOT, conduct
-from common import RESULTS, write_result
-
-from ajet.observe.metrics import read_metrics
+from _quickstart_run import ENVIRONMENT, conduct, trained
+from common import ROOT, known_figures, write_result
 
 VLLM_PYTHON = Path(os.environ.get("AJET_VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
 CPU = {
@@ -43,7 +40,7 @@ ARMS: dict[str, tuple[str, ...]] = {
 def measure(arm: str, folder: Path) -> dict[str, Any]:
     """One run: its curve, its pace, and how far the engine's logprobs are from the trainer's."""
     run = conduct("local", Path(ROOT / ".venv/bin/python"), folder, *ARMS[arm])
-    steps = [s for s in read_metrics(folder / "quickstart" / "metrics.jsonl") if "reward/mean" in s]
+    steps = trained(folder / "quickstart" / "metrics.jsonl")
     steady = steps[1:]  # the first step also waits for what is imported and compiled late
     run["steps_per_minute"] = 60 * len(steady) / sum(step["time/step"] for step in steady)
     for name in ("time/rollout", "time/train", "time/sync", "time/rollout_wait", "train/staleness"):
@@ -67,10 +64,7 @@ def main() -> None:
         return
     ENVIRONMENT.update(CPU)
     root = arguments.folder or Path(tempfile.mkdtemp(prefix="ajet-own-engine-"))
-    figures: dict[str, Any] = {}
-    known = RESULTS / "own_engine.json"
-    if known.exists():
-        figures = json.loads(known.read_text())["figures"]
+    figures = known_figures("own_engine")
     try:
         for arm in arguments.only.split(","):
             began = time.perf_counter()

@@ -9,7 +9,6 @@ loaded once (model, gepa) and the start's validation aren't counted.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -17,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import RESULTS, write_result
+from common import known_figures, write_result
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "backbone" / "prompt")]
@@ -126,7 +125,7 @@ def main(*what: str) -> None:
             figures[f"toy/{name}"] = overhead(folder / f"toy-{name}", name)
             figures[f"tutorial/{name}"] = overhead(folder / f"tutorial-{name}", name, tutorial=True)
         if "overhead" in what:
-            figures["kills"] = json.loads((RESULTS / "prompt_backbone.json").read_text())["figures"]["kills"]
+            figures["kills"] = known_figures("prompt_backbone")["kills"]
         else:
             began = time.perf_counter()
             rounds = kill_and_resume(folder / "kills", KILLS, seed=1)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from itertools import pairwise
@@ -20,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from common import write_result
+from common import ROOT, ajet_command, write_result
 
-ROOT = Path(__file__).parents[1]
 CONF = ROOT / "tutorial" / "example_prompt_tuning" / "prompt_tuning.yaml"
 CHART = ROOT / "docs" / "assets" / "prompt_tuning.svg"
 ALGORITHMS = {
@@ -37,9 +35,8 @@ Record = dict[str, Any]
 
 
 def command(name: str, folder: Path, *overrides: str) -> list[str]:
-    program = [sys.executable, "-m", "ajet", "--conf", str(CONF), "--backbone=prompt", "--exp-dir", str(folder)]
-    budget = f"prompt_tuning.budget.episodes={EPISODES}"
-    return [*program, "--quiet", f"experiment_name={name}", budget, "prompt_tuning.rounds=200", *overrides]
+    settings = [f"prompt_tuning.budget.episodes={EPISODES}", "prompt_tuning.rounds=200", *overrides]
+    return ajet_command(CONF, folder, "--backbone=prompt", f"experiment_name={name}", *settings)
 
 
 def made(folder: Path, name: str) -> Path:

@@ -10,19 +10,16 @@ With `--only`, that run's figures replace the ones in the file.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, write_result
+from common import ROOT, ajet_command, known_figures, seeds_of, validations, write_result
 
 from ajet.observe.metrics import read_metrics
 
-ROOT = Path(__file__).parents[1]
 CONF = ROOT / "configs" / "quickstart.yaml"
 
 SHUFFLED = '''
@@ -47,11 +44,10 @@ class Shuffled(QuickstartWorkflow):
 
 def conduct(name: str, folder: Path, *overrides: str) -> dict[str, Any]:
     """One run; validation rewards and seconds."""
-    command = [sys.executable, "-m", "ajet", "--conf", str(CONF), "--exp-dir", str(folder), "--quiet"]
     began = time.perf_counter()
-    done = subprocess.run([*command, f"experiment_name={name}", *overrides], cwd=ROOT, check=False)
-    steps = read_metrics(folder / name / "metrics.jsonl")
-    rewards = {step["step"]: step["val/reward/mean"] for step in steps if "val/reward/mean" in step}
+    command = ajet_command(CONF, folder, f"experiment_name={name}", *overrides)
+    done = subprocess.run(command, cwd=ROOT, check=False)
+    rewards = validations(read_metrics(folder / name / "metrics.jsonl"))
     result = {
         "exit_code": done.returncode,
         "seconds": time.perf_counter() - began,
@@ -73,18 +69,14 @@ def main() -> None:
         source = (CONF.parents[1] / "tutorial/example_math_agent/quickstart/workflow.py").read_text()
         (folder / "workflow.py").write_text(source)
         (folder / "shuffled.py").write_text(SHUFFLED)
-        runs = {
-            f"seed {seed}": [f"rollout.seed={seed}", f"trainer_common.seed={seed}", f"task_reader.seed={seed}"]
-            for seed in range(arguments.seeds)
-        }
+        runs = {f"seed {seed}": seeds_of(seed) for seed in range(arguments.seeds)}
         runs["lr=0"] = ["trainer_common.optim.lr=0"]
         runs["shuffled reward"] = [f"rollout.user_workflow={folder / 'shuffled.py'}->Shuffled"]
         chosen = [arguments.only] if arguments.only else list(runs)
         figures = {name: conduct(name.replace(" ", "_").replace("=", "_"), folder, *runs[name]) for name in chosen}
     if arguments.only:
-        before = RESULTS / "quickstart.json"
-        known = json.loads(before.read_text())["figures"] if before.exists() else {}
-        figures = {name: (known | figures)[name] for name in runs if name in known | figures}
+        known = known_figures("quickstart") | figures
+        figures = {name: known[name] for name in runs if name in known}
     write_result("quickstart", figures)
 
 

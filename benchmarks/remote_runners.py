@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import write_result
+from common import ROOT, ajet_command, validations, write_result
 
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.metrics import read_metrics
 from ajet.task_runner.remote import KEY_VARIABLE
 
-ROOT = Path(__file__).parents[1]
 WORKFLOW = "tutorial/example_math_agent/quickstart/workflow.py->QuickstartWorkflow"
 RUNNERS = 3
 WORKERS = 4
@@ -92,7 +91,7 @@ def conduct(folder: Path, every_s: float) -> dict[str, Any]:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
     environment = {**os.environ, KEY_VARIABLE: "sk-ajet-" + "q" * 40, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "ajet", "--conf", "configs/quickstart.yaml", "--exp-dir", str(folder), "--quiet"]
+    command = ajet_command(ROOT / "configs" / "quickstart.yaml", folder)
     command += ["task_runner.wrapper_type=remote", f"task_runner.remote.port={port}", "rollout.episode_retries=3"]
     command += [f"task_runner.remote.lease={LEASE_S:g}"]
     runners = Killed(port, environment, every_s)
@@ -102,8 +101,7 @@ def conduct(folder: Path, every_s: float) -> dict[str, Any]:
     finally:
         runners.end()
     seconds = time.perf_counter() - began
-    steps = read_metrics(folder / "quickstart" / "metrics.jsonl")
-    validation = {step["step"]: step["val/reward/mean"] for step in steps if "val/reward/mean" in step}
+    validation = validations(read_metrics(folder / "quickstart" / "metrics.jsonl"))
     return {
         "exit_code": run.returncode,
         "seconds": seconds,

@@ -16,9 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import write_result
+from common import ROOT, ajet_command, write_result
 
-ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "backbone" / "local")]
 
 from test_local import STABLE, config_file, stable, weights_hash
@@ -30,9 +29,8 @@ def conduct(folder: Path, *, kill: bool) -> tuple[list[dict[str, float]], str]:
     """Metrics of all steps, and the hash of the weights."""
     folder.mkdir()
     yaml, _ = config_file(folder)
-    command = [sys.executable, "-m", "ajet", "--conf", str(yaml), "--exp-dir", str(folder / "runs"), "--quiet"]
-    command += [f"trainer_common.total_training_steps={STEPS}", f"trainer_common.save_freq={SAVE_EVERY}"]
-    command += ["trainer_common.test_freq=0"]
+    settings = [f"trainer_common.total_training_steps={STEPS}", f"trainer_common.save_freq={SAVE_EVERY}"]
+    command = ajet_command(yaml, folder / "runs", *settings, "trainer_common.test_freq=0")
     experiment = folder / "runs" / "job"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     if kill:

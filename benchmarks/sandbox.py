@@ -31,13 +31,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _escapes import ATTEMPTS, Attempt
-from common import RESULTS, write_result
+from common import ROOT, known_figures, write_result
 
 from ajet.environment.sandboxes import Sandbox, SandboxError, SandboxSettings, check_sandbox, open_sandbox
 from ajet.environment.sandboxes.bubblewrap_arguments import FIRST
 from ajet.environment.sandboxes.cgroups import Cgroup, _parents
 
-ROOT = Path(__file__).parents[1]
 IMAGE = "ajet-benchmark:local"
 LIMITS = {"memory_mb": 256, "disk_mb": 32, "processes": 64, "exec_seconds": 20.0}
 NOT_ROOT = "bubblewrap, not root"
@@ -341,8 +340,7 @@ def attack_and_churn(name: str, count: int) -> dict[str, Any]:
 
 def earlier() -> dict[str, Any]:
     """The figures of kinds that are not measured now stay, with the date and the load of their own run."""
-    file = RESULTS / "sandbox.json"
-    return dict(json.loads(file.read_text())["figures"]) if file.exists() else {}
+    return known_figures("sandbox")
 
 
 def with_conditions(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:

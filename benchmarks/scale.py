@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import json
 import os
 import random
 from collections import deque
@@ -23,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from _scale_runs import CHECKED, FITTED, REPEAT, Costs, Load, conduct_all, fit, saturation
-from common import RESULTS, write_result
+from common import known_figures, write_result
 
 
 @dataclass(frozen=True)
@@ -282,8 +281,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("only", nargs="?", choices=("measure", "check", "predict"))
     only = parser.parse_args().only
-    known = RESULTS / "scale.json"
-    figures: dict[str, Any] = json.loads(known.read_text())["figures"] if known.exists() else {}
+    figures = known_figures("scale")
     runs = conduct_all({"measure": FITTED, "check": CHECKED, "predict": {}, None: FITTED | CHECKED}[only])
     if only in (None, "measure"):
         costs = fit(*(runs[name] for name in FITTED))

@@ -35,9 +35,8 @@ from typing import Any
 import psutil
 from _soak_store import SoakStore
 from _soak_workflow import DETACHED
-from common import write_result
+from common import ROOT, write_result
 
-ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from support.soak_oracle import Life, findings

@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _quickstart_run import ROOT, STEPS, conduct, draw, trained
-from common import write_result
+from _quickstart_run import STEPS, conduct, draw, trained
+from common import ROOT, write_result
 
 sys.path.insert(0, str(ROOT / "tests"))
 

@@ -3,13 +3,13 @@
     python benchmarks/tutorials.py [--only learning_to_ask] [--keep FOLDER] [--draw]
 
 With `--only`, that tutorial's figures replace the ones in the file. FOLDER keeps the runs: one that is complete is not
-run again. `--draw` only draws the charts in docs/assets/tutorials anew, also of other benchmarks' figures.
+run again. `--draw` only draws the charts in docs/assets/tutorials anew, also of other benchmarks' figures. The frozen
+lake needs `pip install gymnasium`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from _tutorial_pictures import write_pictures
-from common import RESULTS, write_result
+from common import ROOT, ajet_command, is_complete, known_figures, validations, write_result
 
 from ajet.config import load_config
 from ajet.observe.metrics import read_metrics
 
-ROOT = Path(__file__).parents[1]
 CHARTS = ROOT / "docs" / "assets" / "tutorials"
 TUTORIALS: dict[str, list[str]] = {
+    "frozenlake": ["frozenlake.yaml"],
+    "countdown": ["cold_start.yaml", "countdown.yaml"],
     "werewolves": ["cold_start.yaml", "werewolves.yaml"],
     "learning_to_ask": ["cold_start.yaml", "learning_to_ask.yaml"],
     "rubrics_judge": ["cold_start.yaml", "rubrics_judge.yaml"],
@@ -44,16 +45,14 @@ def conduct(name: str, folder: Path) -> dict[str, Any]:
         conf = ROOT / "tutorial" / f"example_{name}" / file
         config = load_config(conf, weights, complete=False).ajet
         made = folder / config.experiment_name
-        if not complete(made, config.trainer_common.total_training_steps):
-            command = [sys.executable, "-m", "ajet", "--conf", str(conf), "--exp-dir", str(folder), "--quiet"]
-            subprocess.run([*command, *weights], cwd=ROOT, check=True)
+        if not is_complete(made, config.trainer_common.total_training_steps):
+            subprocess.run(ajet_command(conf, folder, *weights), cwd=ROOT, check=True)
         weights = [f"model.path={made / 'hf'}"]
     steps = read_metrics(made / "metrics.jsonl")
-    validated = [step for step in steps if "val/reward/mean" in step]
     result = {
         "seconds": round(sum(step.get("time/step", 0) + step.get("time/validate", 0) for step in steps)),
-        "reward": {step["step"]: round(step["val/reward/mean"], 3) for step in validated},
-        "success": {step["step"]: round(step["val/success"], 3) for step in validated if "val/success" in step},
+        "reward": validations(steps),
+        "success": validations(steps, "success"),
         "training": [round(step["reward/mean"], 3) for step in steps if "reward/mean" in step],
     }
     rewards = list(result["reward"].values())
@@ -61,25 +60,14 @@ def conduct(name: str, folder: Path) -> dict[str, Any]:
     return result
 
 
-def complete(made: Path, total: int | None) -> bool:
-    steps = read_metrics(made / "metrics.jsonl") if (made / "metrics.jsonl").exists() else []
-    return bool(steps) and steps[-1]["step"] == total
-
-
-def known(name: str) -> dict[str, Any]:
-    """The figures of a benchmark so far."""
-    file = RESULTS / f"{name}.json"
-    return dict(json.loads(file.read_text())["figures"]) if file.exists() else {}
-
-
 def curves() -> dict[str, dict[str, Any]]:
     """The figures of every tutorial that has any: rewards by step, and the training rewards if they were kept."""
-    found = {name: known("games")[name] for name in ("frozenlake", "countdown") if name in known("games")}
-    if quickstart := known("quickstart").get("seed 0"):
+    found = {}
+    if quickstart := known_figures("quickstart").get("seed 0"):
         found["quickstart"] = {"reward": quickstart["validation"]}
-    if coding_agent := known("coding_agent").get("seed 1"):
+    if coding_agent := known_figures("coding_agent").get("seed 1"):
         found["coding_agent"] = coding_agent
-    return found | known("tutorials")
+    return found | known_figures("tutorials")
 
 
 def draw(name: str, figures: dict[str, Any]) -> None:
@@ -112,7 +100,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="a folder for the runs")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     arguments = parser.parse_args()
-    figures = known("tutorials")
+    figures = known_figures("tutorials")
     with tempfile.TemporaryDirectory() as scratch:
         chosen = [] if arguments.draw else [arguments.only] if arguments.only else list(TUTORIALS)
         for name in chosen:

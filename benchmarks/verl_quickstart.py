@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from _quickstart_run import ROOT, conduct, draw
-from common import write_result
+from _quickstart_run import conduct, draw
+from common import ROOT, write_result
 
 VERL_PYTHON = ROOT / ".venv-verl" / "bin" / "python"
 CHART = ROOT / "docs" / "assets" / "verl_reward.png"

@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 import msgspec
 import psutil
-from common import RESULTS, write_result
+from common import ROOT, ajet_command, known_figures, write_result
 from playwright.sync_api import Page, sync_playwright
 
 from ajet.backbone.metrics import episode_metrics
@@ -37,7 +37,6 @@ from ajet.observe.statistics import TaskFilter, task_page
 from ajet.schema.episode import Episode, EpisodeStatus, Ledger
 from ajet.schema.task import Task
 
-ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "observe")]
 
 from support.synthetic_run import (
@@ -72,7 +71,7 @@ def main() -> None:
     root.mkdir(parents=True, exist_ok=True)
     parts = {"viewer": measure_viewer, "tasks": measure_tasks, "recording": measure_recording, "kills": measure_kills}
     try:
-        figures = json.loads((RESULTS / "viewer.json").read_text())["figures"] if arguments.only else {}
+        figures = known_figures("viewer") if arguments.only else {}
         for name, measure in parts.items():
             if arguments.only in (None, name):
                 figures |= measure(root)
@@ -334,11 +333,10 @@ def measure_recording(root: Path) -> dict[str, Any]:
 
 def quickstart(experiments: Path, steps: int, *overrides: str) -> float:
     """One run of the quickstart: the CPU seconds of the whole process."""
-    command = [
-        sys.executable, "-m", "ajet", "--conf", str(QUICKSTART), "--exp-dir", str(experiments), "--fresh", "--quiet",
-        f"trainer_common.total_training_steps={steps}", "trainer_common.test_freq=-1",
-        "trainer_common.val_before_train=false", *overrides,
-    ]  # fmt: skip
+    command = ajet_command(
+        QUICKSTART, experiments, "--fresh", f"trainer_common.total_training_steps={steps}",
+        "trainer_common.test_freq=-1", "trainer_common.val_before_train=false", *overrides,
+    )  # fmt: skip
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
