@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from ajet import Task, Trainer, rollout
-from ajet.backbone.trainer_api import FinishedRun, RunFailedError, _rows, _write
+from ajet.backbone.trainer_api import FinishedRun, RunFailedError, _rows
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.resources import read_prompts
 from ajet.schema.user_code import load_symbol
@@ -284,20 +284,6 @@ def test_data_sets_of_every_kind() -> None:
         "metadata": None,
     }
     assert next(_rows([Task(main_query="q", task_id="a")], "d"))["task_id"] == "a"
-
-
-def test_threads_pass_the_same_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    both, write = threading.Barrier(2), Path.write_text
-
-    def together(path: Path, text: str, **options: Any) -> int:
-        written = write(path, text, **options)
-        both.wait(timeout=60)
-        return written
-
-    monkeypatch.setattr(Path, "write_text", together)
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(_write, [tmp_path / "tasks.jsonl"] * 2, ["{}"] * 2))
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("tasks.jsonl", "{}")]
 
 
 def test_a_run_without_metrics_has_a_page_too(tmp_path: Path) -> None:

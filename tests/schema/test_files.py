@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,19 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / f"file.txt.{os.getpid()}-{threading.get_ident()}.tmp").symlink_to(elsewhere)
     write_whole(file, "ours")
     assert elsewhere.read_text() == "mine" and not file.is_symlink() and file.read_text() == "ours"
+
+
+def test_threads_may_write_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, replace = threading.Barrier(2), Path.replace
+
+    def together(scratch: Path, file: Path) -> Path:
+        both.wait(timeout=60)
+        return replace(scratch, file)
+
+    monkeypatch.setattr(Path, "replace", together)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(write_whole, [tmp_path / "tasks.jsonl"] * 2, ["{}"] * 2))
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("tasks.jsonl", "{}")]
 
 
 def test_a_line_is_json_for_any_program() -> None:

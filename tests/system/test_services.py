@@ -16,6 +16,7 @@ import pytest
 
 from ajet.config import load_config, make_config
 from ajet.schema.errors import ConfigError
+from ajet.system import processes
 from ajet.system.services import Service, ServiceError, Started, start_service, wanted_services, yaml_services
 from support.ports import free_port
 from support.waiting import wait_until
@@ -54,11 +55,11 @@ def test_the_run_waits_until_it_answers_and_nothing_is_left(
 
 
 def test_one_that_cannot_be_recorded_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(file: Path, text: str) -> int:
+    def full(file: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
 
     before = set(psutil.Process().children(recursive=True))
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(processes, "write_whole", full)
     with pytest.raises(OSError, match="No space left"), start_service(service("sleep 99")):
         pass
     assert not set(psutil.Process().children(recursive=True)) - before
