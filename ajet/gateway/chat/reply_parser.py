@@ -15,8 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ajet.gateway.chat.call_pieces import JSON_SCANNER, CallScanner, MakeScanner
-from ajet.gateway.chat.tool_calls import Incomplete, NotACall, Unreadable, WrittenCall
+from ajet.gateway.chat.tool_calls import (
+    CallScanner,
+    Incomplete,
+    JsonScanner,
+    MakeScanner,
+    NotACall,
+    Unreadable,
+    WrittenCall,
+)
 from ajet.schema.chat import Message, Tool
 
 ReadCalls = Callable[[str, Sequence[Tool]], list[WrittenCall]]
@@ -35,7 +42,7 @@ class MarkedBlock:
     """Opens only at the very start of a reply (or after its reasoning)."""
     keep_open: bool = False
     """The opening mark is part of the text that `read` gets."""
-    scan: MakeScanner = JSON_SCANNER
+    scan: MakeScanner = JsonScanner
     """Reads the calls while they are being written."""
 
 

@@ -10,26 +10,24 @@ import ast
 import re
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from ajet.gateway.chat.call_pieces import (
-    JSON_CALL,
-    NEVER,
-    group_name,
-    json_scanner,
-    json_string,
-    python_scanner,
-    tag_scanner,
-)
 from ajet.gateway.chat.reply_parser import MarkedBlock, Markup, ReplyParser
 from ajet.gateway.chat.tool_calls import (
+    JSON_CALL,
     Incomplete,
+    JsonScanner,
     NotACall,
+    PythonScanner,
+    TagScanner,
     Unreadable,
     WrittenCall,
     expect_end,
+    group_name,
     json_arguments,
     json_calls,
+    json_string,
     json_value,
     python_value,
     skip_space,
@@ -60,7 +58,7 @@ def _read_bare_qwen(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     return _read_qwen(body + "</function>", tools)
 
 
-_SCAN_QWEN = tag_scanner(r"\s*<function=([^>\s]+)>", NEVER, _QWEN_PARAMETER, "</parameter>")
+_SCAN_QWEN = partial(TagScanner, first=r"\s*<function=([^>\s]+)>", argument=_QWEN_PARAMETER, close="</parameter>")
 
 QWEN_XML = ReplyParser(
     "qwen_xml",
@@ -88,16 +86,14 @@ def _read_glm(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     return [WrittenCall(found[1], tagged_arguments(_GLM_ARGUMENT, body[found.end() :], found[1], tools))]
 
 
-_SCAN_GLM = tag_scanner(r"\s*([^\s<]+)\s*(?=<arg_key>)", NEVER, _GLM_ARGUMENT, "</arg_value>")
+_SCAN_GLM = partial(TagScanner, first=r"\s*([^\s<]+)\s*(?=<arg_key>)", argument=_GLM_ARGUMENT, close="</arg_value>")
 
 GLM = ReplyParser("glm", Markup(blocks=(MarkedBlock("<tool_call>", ("</tool_call>",), _read_glm, scan=_SCAN_GLM),)))
 
 # ------------------------------------------------------------ Llama 3.x
 # The whole reply is {"name": …, "parameters": {…}}, with or without <|python_tag|>; further calls follow after ";".
 
-
-def _read_llama(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
-    return json_calls(body, tools, separators=";")
+_read_llama = partial(json_calls, separators=";")
 
 
 def _read_bare_llama(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
@@ -154,10 +150,11 @@ def _mistral_name(found: re.Match[str]) -> tuple[str, str]:
     return (found[2], found[3] or "") if found[2] else json_string(found)
 
 
-_SCAN_MISTRAL = json_scanner(
-    rf"\s*(?:\[?\s*{JSON_CALL}|{_MISTRAL_HEAD})",
-    rf"\s*(?:\}}\s*,\s*{JSON_CALL}|\[TOOL_CALLS\]\s*{_MISTRAL_HEAD})",
-    _mistral_name,
+_SCAN_MISTRAL = partial(
+    JsonScanner,
+    first=rf"\s*(?:\[?\s*{JSON_CALL}|{_MISTRAL_HEAD})",
+    further=rf"\s*(?:\}}\s*,\s*{JSON_CALL}|\[TOOL_CALLS\]\s*{_MISTRAL_HEAD})",
+    name_of=_mistral_name,
 )
 
 MISTRAL = ReplyParser(
@@ -192,10 +189,11 @@ def _read_deepseek(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     return [WrittenCall(name, arguments)]
 
 
-_SCAN_DEEPSEEK = json_scanner(
-    rf"\s*(?:function{_DEEPSEEK_SEPARATOR}([^\s`{{]+)\s*{_FENCE}(?:json)?|([^\s<]+)\s*{_DEEPSEEK_SEPARATOR})\s*(?=\{{)",
-    None,
-    group_name,
+_SCAN_DEEPSEEK = partial(
+    JsonScanner,
+    first=rf"\s*(?:function{_DEEPSEEK_SEPARATOR}([^\s`{{]+)\s*{_FENCE}(?:json)?|([^\s<]+)\s*{_DEEPSEEK_SEPARATOR})\s*(?=\{{)",
+    further=None,
+    name_of=group_name,
 )
 
 DEEPSEEK = ReplyParser(
@@ -218,15 +216,27 @@ _DSML_PARAMETER = re.compile(
 )
 
 
-def _read_dsml(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
-    return _invocations(_DSML_CALL, _DSML_PARAMETER, body, tools)
+def _invocations(
+    call: re.Pattern[str], parameter: re.Pattern[str], body: str, tools: Sequence[Tool]
+) -> list[WrittenCall]:
+    """Calls that each have a tag of their own, one after the other."""
+    calls: list[WrittenCall] = []
+    at = 0
+    while found := call.match(body, at):
+        calls.append(WrittenCall(found[1], tagged_arguments(parameter, found[2], found[1], tools)))
+        at = found.end()
+    if not calls or body[at:].strip():
+        raise Incomplete('no <invoke name="…">…</invoke>')
+    return calls
 
 
-_SCAN_DSML = tag_scanner(
-    r"\s*<｜DSML｜invoke name=\"([^\"]+)\">",
-    r"\s*</｜DSML｜invoke>\s*<｜DSML｜invoke name=\"([^\"]+)\">",
-    _DSML_PARAMETER,
-    "</｜DSML｜parameter>",
+_read_dsml = partial(_invocations, _DSML_CALL, _DSML_PARAMETER)
+_SCAN_DSML = partial(
+    TagScanner,
+    first=r"\s*<｜DSML｜invoke name=\"([^\"]+)\">",
+    further=r"\s*</｜DSML｜invoke>\s*<｜DSML｜invoke name=\"([^\"]+)\">",
+    argument=_DSML_PARAMETER,
+    close="</｜DSML｜parameter>",
 )
 
 DSML = ReplyParser(
@@ -258,7 +268,7 @@ def _read_harmony(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
     return [WrittenCall(head[1], arguments)]
 
 
-_SCAN_HARMONY = json_scanner(_HARMONY_HEAD.pattern + r"(?=\{)", None, group_name)
+_SCAN_HARMONY = partial(JsonScanner, first=_HARMONY_HEAD.pattern + r"(?=\{)", further=None, name_of=group_name)
 
 HARMONY = ReplyParser(
     "harmony",
@@ -322,7 +332,12 @@ def _kimi_name(found: re.Match[str]) -> tuple[str, str]:
     return found[1].removeprefix("functions.").rpartition(":")[0], found[1]
 
 
-_SCAN_KIMI = json_scanner(rf"\s*([^\s<]*[^\s<.]:[^\s<:]*)\s*{re.escape(_KIMI_ARGUMENTS)}\s*(?=\{{)", None, _kimi_name)
+_SCAN_KIMI = partial(
+    JsonScanner,
+    first=rf"\s*([^\s<]*[^\s<.]:[^\s<:]*)\s*{re.escape(_KIMI_ARGUMENTS)}\s*(?=\{{)",
+    further=None,
+    name_of=_kimi_name,
+)
 
 KIMI = ReplyParser(
     "kimi",
@@ -339,30 +354,13 @@ KIMI = ReplyParser(
 _MINIMAX_CALL = re.compile(r"\s*<invoke name=\"([^\"]+)\">(.*?)</invoke>\s*", re.DOTALL)
 _MINIMAX_PARAMETER = re.compile(r"\s*<parameter name=\"(?P<key>[^\"]+)\">(?P<value>.*?)</parameter>\s*", re.DOTALL)
 
-
-def _read_minimax(body: str, tools: Sequence[Tool]) -> list[WrittenCall]:
-    return _invocations(_MINIMAX_CALL, _MINIMAX_PARAMETER, body, tools)
-
-
-def _invocations(
-    call: re.Pattern[str], parameter: re.Pattern[str], body: str, tools: Sequence[Tool]
-) -> list[WrittenCall]:
-    """Calls that each have a tag of their own, one after the other."""
-    calls: list[WrittenCall] = []
-    at = 0
-    while found := call.match(body, at):
-        calls.append(WrittenCall(found[1], tagged_arguments(parameter, found[2], found[1], tools)))
-        at = found.end()
-    if not calls or body[at:].strip():
-        raise Incomplete('no <invoke name="…">…</invoke>')
-    return calls
-
-
-_SCAN_MINIMAX = tag_scanner(
-    r"\s*<invoke name=\"([^\"]+)\">",
-    r"\s*</invoke>\s*<invoke name=\"([^\"]+)\">",
-    _MINIMAX_PARAMETER,
-    "</parameter>",
+_read_minimax = partial(_invocations, _MINIMAX_CALL, _MINIMAX_PARAMETER)
+_SCAN_MINIMAX = partial(
+    TagScanner,
+    first=r"\s*<invoke name=\"([^\"]+)\">",
+    further=r"\s*</invoke>\s*<invoke name=\"([^\"]+)\">",
+    argument=_MINIMAX_PARAMETER,
+    close="</parameter>",
 )
 
 MINIMAX = ReplyParser(
@@ -401,7 +399,7 @@ def _python_call(element: ast.expr) -> WrittenCall:
 
 
 LFM = ReplyParser(
-    "lfm", Markup(blocks=(MarkedBlock("<|tool_call_start|>", ("<|tool_call_end|>",), _read_lfm, scan=python_scanner),))
+    "lfm", Markup(blocks=(MarkedBlock("<|tool_call_start|>", ("<|tool_call_end|>",), _read_lfm, scan=PythonScanner),))
 )
 
 # ------------------------------------------------------------ which family?

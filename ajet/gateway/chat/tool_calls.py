@@ -2,14 +2,20 @@
 
 JSON arguments are kept exactly as the model wrote them. Text between tags has no types, so the tool's own schema says
 what a value is: a string stays as written, anything else is JSON (or a string, if it isn't JSON).
+
+A scanner reads the calls of a block while they are being written: the name first, then the arguments in pieces. It is
+fed the block's text as it grows. It gives out only what the block's reader will say as well, once the block is whole;
+what it doesn't recognise comes whole at the end. So what is streamed adds up to what is parsed, unless the block turns
+out to be no call: the pieces of a call that was begun can't be taken back.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from json.decoder import scanstring  # type: ignore[attr-defined]  # public, but not in the stubs
 from typing import Any, NoReturn
 
@@ -62,10 +68,7 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_STRICT = json.JSONDecoder(parse_constant=_no_constant)
-_LENIENT = json.JSONDecoder(parse_constant=_no_constant, strict=False)
-
-
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -75,23 +78,18 @@ def _escape_controls(string: re.Match[str]) -> str:
 
 def json_value(text: str, at: int) -> tuple[Any, str, int]:
     """The value at `at`, its source, and where it ends. Raw line breaks in strings are accepted, and then escaped."""
-    for decoder in (_STRICT, _LENIENT):
-        try:
-            value, end = decoder.raw_decode(text, at)
-            if "\\u" in text[at:end]:
-                json.dumps(value, ensure_ascii=False).encode()
-        except RecursionError:
-            raise Unreadable("JSON nested too deeply") from None
-        except UnicodeEncodeError:
-            raise Unreadable("half of a surrogate pair, which no protocol can send") from None
-        except ValueError as error:
-            problem = error
-            continue
-        source = text[at:end]
-        return value, source if decoder is _STRICT else _STRING.sub(_escape_controls, source), end
-    position = getattr(problem, "pos", 0)
-    cut = "Unterminated" in str(problem) or position >= len(text.rstrip())
-    raise (Incomplete if cut else Unreadable)(f"not JSON: {problem}") from None
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+        if "\\u" in text[at:end]:
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise Unreadable("JSON nested too deeply") from None
+    except UnicodeEncodeError:
+        raise Unreadable("half of a surrogate pair, which no protocol can send") from None
+    except ValueError as error:
+        cut = "Unterminated" in str(error) or getattr(error, "pos", 0) >= len(text.rstrip())
+        raise (Incomplete if cut else Unreadable)(f"not JSON: {error}") from None
+    return value, _STRING.sub(_escape_controls, text[at:end]), end
 
 
 def json_object(text: str, at: int) -> tuple[dict[str, tuple[Any, str]], int]:
@@ -180,7 +178,14 @@ def tagged_arguments(pattern: re.Pattern[str], text: str, name: str, tools: Sequ
     """The arguments of a call to `name` as JSON. `pattern` matches one argument, with the groups `key`, `value` and, if
     the family says so itself, `string`: `true` or `false`."""
     properties = properties_of(name, tools)
-    return f"{{{', '.join(tagged_pair(found, properties) for found in _all_of(pattern, text))}}}"
+    members: list[str] = []
+    at = 0
+    while found := pattern.match(text, at):
+        members.append(tagged_pair(found, properties))
+        at = found.end()
+    if text[at:].strip():
+        raise Incomplete(f"not an argument: {text[at : at + 30]!r}")
+    return f"{{{', '.join(members)}}}"
 
 
 def tagged_pair(found: re.Match[str], properties: dict[str, Any]) -> str:
@@ -189,18 +194,6 @@ def tagged_pair(found: re.Match[str], properties: dict[str, Any]) -> str:
     schema = properties.get(key) if is_string is None else {"type": "string"} if is_string == "true" else None
     value = _typed(found["value"], schema)
     return f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
-
-
-def _all_of(pattern: re.Pattern[str], text: str) -> Iterable[re.Match[str]]:
-    at = 0
-    while at < len(text):
-        found = pattern.match(text, at)
-        if found is None:
-            if text[at:].strip():
-                raise Incomplete(f"not an argument: {text[at : at + 30]!r}")
-            return
-        yield found
-        at = found.end()
 
 
 def python_value(value: Any) -> str:
@@ -232,3 +225,224 @@ def _typed(text: str, schema: Any) -> Any:
     except Unreadable:
         return text
     return value if skip_space(stripped, end) == len(stripped) else text
+
+
+# ------------------------------------------------------------ while they are written
+
+LONGEST_HEAD = 1000
+"""Characters within which a call's name and the beginning of its arguments must have been recognised."""
+
+
+@dataclass(slots=True)
+class ScannedCall:
+    """A call that is being written."""
+
+    name: str
+    id: str = ""
+    arguments: list[str] = field(default_factory=list)
+    """The pieces of a JSON object; tags that are still open leave its last brace out."""
+
+
+_OUTSIDE = re.compile(r'[{\["]|[}\]]|[\s0-9a-zA-Z:,+\-.]+')
+_INSIDE = re.compile(r'[^"\\\x00-\x1f]+|\\.|"|[\x00-\x1f]', re.DOTALL)
+
+NameOf = Callable[[re.Match[str]], tuple[str, str]]
+"""The name and the id of the call whose head matched."""
+
+_NAME = r'"((?:[^"\\\x00-\x1f]|\\[^u])+)"'
+"""A name. One with numbered characters comes whole with its call: they may be none."""
+_NUMBER = r'(?:"tool_call_id"\s*:\s*"?\d*"?\s*,\s*)?'
+JSON_CALL = (
+    r"\{\s*" + _NUMBER + r'"(?:name|tool_name)"\s*:\s*' + _NAME + r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+
+
+def json_string(found: re.Match[str]) -> tuple[str, str]:
+    """A name inside JSON."""
+    name = found[1]
+    return (json.loads(f'"{name}"') if "\\" in name else name), ""
+
+
+def group_name(found: re.Match[str]) -> tuple[str, str]:
+    """The first of the groups that matched."""
+    return next(group for group in found.groups() if group), ""
+
+
+class JsonScanner:
+    """Calls whose arguments are JSON. `first` matches what precedes the first call's arguments in a block, `further`
+    what stands between one call's arguments and the next one's. Raw line breaks in strings are escaped."""
+
+    def __init__(
+        self,
+        _tools: Sequence[Tool],
+        first: str = r"\s*\[?\s*" + JSON_CALL,
+        further: str | None = r"\s*\}\s*[,;]?\s*" + JSON_CALL,
+        name_of: NameOf = json_string,
+    ) -> None:
+        """By default for `{"name": …, "arguments": {…}}`, or a list of it."""
+        self.calls: list[ScannedCall] = []
+        self._head: str | None = first
+        """None: nothing more is recognised."""
+        self._further = further
+        self._name_of = name_of
+        self._text = ""
+        self._in_arguments = False
+        self._in_string = False
+        self._depth = 0
+
+    def feed(self, text: str) -> None:
+        self._text += text
+        while self._head is not None and (self._in_arguments or self._begin()):
+            self._take_arguments()
+            if self._in_arguments:
+                return
+
+    def _begin(self) -> bool:
+        assert self._head is not None
+        found = re.match(self._head, self._text)
+        if found is None:
+            if len(self._text) > LONGEST_HEAD:
+                self._head = None
+            return False
+        self.calls.append(ScannedCall(*self._name_of(found)))
+        self._text = self._text[found.end() :]
+        self._in_arguments = True
+        return True
+
+    def _take_arguments(self) -> None:
+        pieces: list[str] = []
+        at = 0
+        while at < len(self._text) and self._in_arguments:
+            found = (_INSIDE if self._in_string else _OUTSIDE).match(self._text, at)
+            if found is None:  # an escape that isn't complete yet, or no JSON
+                if not self._in_string:
+                    self._head = None
+                break
+            pieces.append(self._take(found[0]))
+            at = found.end()
+        self._text = self._text[at:]
+        if pieces:
+            self.calls[-1].arguments.append("".join(pieces))
+
+    def _take(self, token: str) -> str:
+        if self._in_string:
+            self._in_string = token != '"'
+            return json.dumps(token)[1:-1] if token < " " else token
+        if token == '"':
+            self._in_string = True
+        elif token in "{[":
+            self._depth += 1
+        elif token in "}]":
+            self._depth -= 1
+            if self._depth == 0:
+                self._in_arguments, self._head = False, self._further
+        return token
+
+
+class ArgumentScanner:
+    """Calls whose arguments come one by one; each is a piece. `first` and `further` match what precedes the arguments
+    of a block's first call, and of those that follow."""
+
+    def __init__(self, first: str, further: str) -> None:
+        self.calls: list[ScannedCall] = []
+        self._first, self._further = first, further
+        self._text = ""
+
+    def feed(self, text: str) -> None:
+        self._text += text
+        while self._begin() or self._take_argument():
+            pass
+
+    def _begin(self) -> bool:
+        found = re.match(self._further if self.calls else self._first, self._text)
+        if found is None:
+            return False
+        if self.calls:
+            self.calls[-1].arguments.append("}")
+        self._text = self._text[found.end() :]
+        self.calls.append(ScannedCall(found[1], arguments=["{"]))
+        return True
+
+    def _take_argument(self) -> bool:
+        argument = self._argument() if self.calls else None
+        if argument is None:
+            return False
+        piece, end = argument
+        self._text = self._text[end:]
+        arguments = self.calls[-1].arguments
+        arguments.append((", " if len(arguments) > 1 else "") + piece)
+        return True
+
+    def _argument(self) -> tuple[str, int] | None:
+        """The next argument as a member of a JSON object, and where it ends. None: it isn't there yet."""
+        raise NotImplementedError
+
+
+class TagScanner(ArgumentScanner):
+    """Calls whose arguments stand between tags."""
+
+    def __init__(
+        self, tools: Sequence[Tool], *, first: str, further: str = r"(?!)", argument: re.Pattern[str], close: str
+    ) -> None:
+        """`further`: by default nothing, of families whose blocks hold one call. `close`: what ends an argument."""
+        super().__init__(first, further)
+        self._pattern = argument
+        self._close = close
+        self._tools = tools
+
+    def _argument(self) -> tuple[str, int] | None:
+        found = self._pattern.match(self._text) if self._close in self._text else None
+        if found is None:
+            return None
+        return tagged_pair(found, properties_of(self.calls[-1].name, self._tools)), found.end()
+
+
+# ------------------------------------------------------------ arguments in Python
+
+_PYTHON_HEAD = r"\s*+\[?\s*+([A-Za-z_][A-Za-z0-9_.]*)\("
+_PYTHON_FURTHER = r"\s*\)\s*,\s*([A-Za-z_][A-Za-z0-9_.]*)\("
+_PYTHON_KEY = re.compile(r"\s*,?\s*([A-Za-z_][A-Za-z0-9_]*)\s*=(?!=)\s*")
+_PYTHON_TOKEN = re.compile(r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|[(\[{]|[)\]}]|,|[^'"()\[\]{},#]+""", re.DOTALL)
+
+
+class PythonScanner(ArgumentScanner):
+    """Calls written as Python, with named arguments."""
+
+    def __init__(self, _tools: Sequence[Tool]) -> None:
+        super().__init__(_PYTHON_HEAD, _PYTHON_FURTHER)
+        self._broken = False
+
+    def feed(self, text: str) -> None:
+        if any(mark in text for mark in "(,)"):
+            super().feed(text)
+        else:
+            self._text += text
+
+    def _argument(self) -> tuple[str, int] | None:
+        found = None if self._broken else _PYTHON_KEY.match(self._text)
+        end = None if found is None else self._end_of_value(found.end())
+        if found is None or end is None:
+            return None
+        try:
+            value = ast.literal_eval(self._text[found.end() : end].strip())
+            return f"{json.dumps(found[1])}: {python_value(value)}", end
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            self._broken = True
+            return None
+
+    def _end_of_value(self, at: int) -> int | None:
+        """Where the value that begins at `at` ends: before a comma or the call's closing bracket."""
+        depth = 0
+        while at < len(self._text):
+            found = _PYTHON_TOKEN.match(self._text, at)
+            if found is None:
+                return None
+            if depth == 0 and found[0] in (",", ")"):
+                return at
+            depth += (found[0] in "([{") - (found[0] in ")]}")
+            at = found.end()
+        return None
+
+
+CallScanner = JsonScanner | ArgumentScanner
+MakeScanner = Callable[[Sequence[Tool]], CallScanner]
