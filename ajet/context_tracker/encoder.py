@@ -96,13 +96,7 @@ class TextEncoder:
     def whole(self, text: str) -> list[int]:
         """The ids of a whole rendered text."""
         text = text.replace(ESCAPED_MARK, MARK) if ESCAPED_MARK in text else text
-        if self._in_pieces:
-            return self._encode_pieces(text)
-        first, *rest = text.split(MARK)
-        ids = list(self._plain(first))
-        for piece in rest:
-            ids += self._continue(piece)
-        return ids
+        return self._encode_pieces(text) if self._in_pieces else self._encode_piece(text)
 
     def beyond(self, text: str, most: int) -> int:
         """How many ids the beginning of a long text has, if that is more than `most` already; else 0."""
@@ -151,8 +145,6 @@ class TextEncoder:
         return ids
 
     def _encode_piece(self, piece: str) -> list[int]:
-        if MARK not in piece:
-            return list(self._plain(piece))
         first, *rest = piece.split(MARK)
         ids = list(self._plain(first))
         for part in rest:
@@ -180,27 +172,17 @@ class TextEncoder:
 def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     """A function that encodes without special tokens, avoiding the overhead of `tokenizer(text)`."""
 
-    def slow(text: str) -> list[int]:
-        try:
-            return list(tokenizer.encode(text, add_special_tokens=False))
-        except (UnicodeEncodeError, TypeError):
-            refuse_half_pairs(text)
-            raise
-
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:  # a tokenizer written in Python
-        return slow
-
-    # Without offsets it takes half the time. Texts come one at a time, so threads would only hinder forking.
+    backend = getattr(tokenizer, "backend_tokenizer", None)  # None: a tokenizer written in Python
+    # Texts come one at a time, so threads would only hinder forking.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    encode = backend.encode_batch_fast
 
-    def fast(text: str) -> list[int]:
-        # Another user of the tokenizer may have left padding or truncation on; the slow way resets them.
-        if backend.padding is not None or backend.truncation is not None or backend.encode_special_tokens:
-            return slow(text)
+    def encode(text: str) -> list[int]:
         try:
-            ids: list[int] = encode([text], add_special_tokens=False)[0].ids
+            # Another user of the tokenizer may have left padding or truncation on; its own `encode` resets them.
+            if backend is None or backend.padding or backend.truncation or backend.encode_special_tokens:
+                return list(tokenizer.encode(text, add_special_tokens=False))
+            # Without offsets it takes half the time.
+            ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except (UnicodeEncodeError, TypeError):  # which of them depends on the tokenizer's version
             refuse_half_pairs(text)
             raise
@@ -210,7 +192,7 @@ def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
             raise InvalidRequestError("the tokenizer can't encode this text") from error
         return ids
 
-    return fast
+    return encode
 
 
 def _plain_decoder(tokenizer: Any) -> Callable[[list[int]], str]:

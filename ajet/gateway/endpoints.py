@@ -39,10 +39,7 @@ async def rewards(body: dict[str, Any], caller: Caller) -> Answer:
     With the control key: an agent that could reward itself would be trained to do so."""
     if not caller.control:
         raise KeyScopeError("rewards need the episode's control key (tuner.control_key()): an agent's key gives none")
-    try:
-        value = finite_reward(body.get("reward"), "reward")
-    except RewardError as error:
-        raise BadField("reward", str(error)) from None
+    value = _reward(body.get("reward"))
     call = bare_call_id(protocol.text(body, "call"))
     agent = protocol.text(body, "agent") or None
     replace = protocol.flag(body, "replace")
@@ -53,6 +50,13 @@ async def rewards(body: dict[str, Any], caller: Caller) -> Answer:
     except RewardError as error:  # no such call or agent
         raise BadField("call" if call else "agent", str(error)) from None
     return json_answer({"object": "reward", "reward": value, "call": call, "agent": agent, "replace": replace})
+
+
+def _reward(given: Any) -> float:
+    try:
+        return finite_reward(given, "reward")
+    except RewardError as error:
+        raise BadField("reward", str(error)) from None
 
 
 _EMBEDDING_FIELDS = ("input", "dimensions", "encoding_format", "user")
@@ -211,14 +215,9 @@ def _refuse_unknown(given: dict[str, Any], known: Sequence[str]) -> None:
 
 def _outcome(given: dict[str, Any]) -> dict[str, Any]:
     _refuse_unknown(given, ("reward", "is_success", "metadata", "failure"))
-    reward = given.get("reward")
-    try:
-        value = None if reward is None else finite_reward(reward, "reward")
-    except RewardError as error:
-        raise BadField("reward", str(error)) from None
-    success = given.get("is_success")
+    reward, success = given.get("reward"), given.get("is_success")
     return {
-        "reward": value,
+        "reward": None if reward is None else _reward(reward),
         "is_success": None if success is None else protocol.flag(given, "is_success"),
         "metadata": protocol.mapping(given, "metadata"),
         "failure": protocol.text(given, "failure"),

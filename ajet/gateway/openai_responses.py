@@ -1,4 +1,5 @@
-"""`POST /v1/responses`: OpenAI's Responses protocol, complete or streamed, with its log-probabilities."""
+"""`POST /v1/responses`: OpenAI's Responses protocol, complete or streamed. As in a chat stream, the log-probabilities
+come at the end, with the whole response."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from ajet.gateway.chat import CallPiece, EpisodeSession, ReplyDelta
-from ajet.gateway.openai_chat import logprobs_of, token_entry, unreadable_call
+from ajet.gateway.openai_chat import logprobs_of, unreadable_call
 from ajet.gateway.protocol import Caller, Event, ReplyStream
 from ajet.gateway.responses_items import (
     Item,
@@ -21,97 +22,41 @@ from ajet.gateway.responses_items import (
     text_item,
     text_part,
 )
-from ajet.schema.chat import ChatReply, TokenChunk
+from ajet.schema.chat import ChatReply
 from ajet.schema.errors import ModelCallError
 from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
-
-Entry = dict[str, Any]
 
 
 def add_logprobs(reply: ChatReply, output: list[Item], session: EpisodeSession) -> None:
     """Add the log-probabilities to the text of a reply's items."""
-    spans = _spans_of(reply, logprobs_of(reply.completion, session)["content"], session)
+    entries, places = logprobs_of(reply.completion, session)["content"], _TokenPlaces(reply, session)
     for item in output:
         for part in item.get("content", []):
             if part["type"] == "output_text":
-                part["logprobs"] = spans.under(part["text"])
+                part["logprobs"] = [entries[index] for index in places.under(part["text"])]
 
 
-class StreamedLogprobs:
-    """Assigns a reply's tokens to the deltas of its stream."""
+class _TokenPlaces:
+    """Where in a reply's text each of its tokens ends."""
 
-    def __init__(self, session: EpisodeSession) -> None:
-        self.said: list[Entry] = []
-        """The entries of the open text so far."""
-        self._session = session
-        self._text = session.incremental_text()
-        self._spans = _Spans()
-        self._at: int | None = None
-        """The position in the reply at which the open text continues; None before its first delta."""
-        self._next = 0
-        """The first token that has not been emitted."""
+    def __init__(self, reply: ChatReply, session: EpisodeSession) -> None:
+        self._text = ""
+        self._ends: list[int] = []
+        pieces = session.incremental_text()
+        for token_id in reply.completion.token_ids:
+            self._text += pieces.feed([token_id])
+            self._ends.append(len(self._text))
 
-    def feed(self, chunk: TokenChunk) -> None:
-        """Take the tokens that have arrived."""
-        for token_id, logprob in zip(chunk.token_ids, chunk.logprobs, strict=True):
-            entry = {**token_entry(token_id, logprob, self._session), "top_logprobs": []}
-            self._spans.add(entry, self._text.feed([token_id]))
-
-    def opened(self) -> None:
-        """Begin a text. Markers that aren't part of any text may precede it."""
-        self._at, self.said = None, []
-
-    def of(self, delta: str) -> list[Entry]:
-        """The tokens that end in the next delta."""
-        spans = self._spans
-        # the first time: what is held back after the delta is short, what stands before it may be long
-        start = spans.text.rfind(delta) if self._at is None else spans.text.find(delta, self._at)
+    def under(self, text: str) -> list[int]:
+        """The tokens that overlap with this text, by their indices."""
+        start = self._text.find(text) if text else -1
         if start < 0:
             return []
-        if start != self._at:
-            while self._next < len(spans.ends) and spans.ends[self._next] <= start:
-                self._next += 1
-        self._at = start + len(delta)
-        first = self._next
-        while self._next < len(spans.ends) and spans.ends[self._next] <= self._at:
-            self._next += 1
-        found = spans.entries[first : self._next]
-        self.said += found
-        return found
-
-
-class _Spans:
-    """The tokens of a reply, and the end position of each one's text."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.entries: list[Entry] = []
-        self.ends: list[int] = []
-
-    def add(self, entry: Entry, piece: str) -> None:
-        self.text += piece
-        self.entries.append(entry)
-        self.ends.append(len(self.text))
-
-    def under(self, text: str) -> list[Entry]:
-        """The tokens that overlap with this text."""
-        start = self.text.find(text) if text else -1
-        if start < 0:
-            return []
-        starts = [0, *self.ends]
         return [
-            entry
-            for entry, first, after in zip(self.entries, starts, self.ends, strict=False)
+            index
+            for index, (first, after) in enumerate(zip([0, *self._ends], self._ends, strict=False))
             if start <= max(first, after - 1) and first < start + len(text)
         ]
-
-
-def _spans_of(reply: ChatReply, entries: list[Entry], session: EpisodeSession) -> _Spans:
-    """The reply's tokens with their entries."""
-    spans, text = _Spans(), session.incremental_text()
-    for entry, token_id in zip(entries, reply.completion.token_ids, strict=True):
-        spans.add(entry, text.feed([token_id]))
-    return spans
 
 
 async def responses(body: dict[str, Any], caller: Caller) -> Answer:
@@ -188,9 +133,8 @@ def _finished(
 
 def _usage(reply: ChatReply, session: EpisodeSession) -> dict[str, Any]:
     prompt, sampled = reply.spent
-    thought: list[Entry] = []
-    if reasoning := reply.message.get("reasoning_content"):
-        thought = _spans_of(reply, [{} for _ in reply.completion.token_ids], session).under(reasoning)
+    reasoning = reply.message.get("reasoning_content")
+    thought = _TokenPlaces(reply, session).under(reasoning) if reasoning else []
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": reply.completion.cached_prompt_tokens, "cache_write_tokens": 0},
@@ -215,7 +159,7 @@ async def response_events(
 
     assert not isinstance(event, ModelCallError)
     call_id = event.call_id if isinstance(event, ReplyDelta) else event[0].call_id
-    items = _OpenItems(call_id, call.tools, StreamedLogprobs(session) if call.logprobs else None)
+    items = _OpenItems(call_id, call.tools)
     for kind in ("response.created", "response.in_progress"):
         yield write(kind, response=_response(call, call_id, created, "in_progress", []))
     while isinstance(event, ReplyDelta):
@@ -245,12 +189,11 @@ Change = dict[str, Any]
 class _OpenItems:
     """The output items of a reply that is being written."""
 
-    def __init__(self, call_id: str, tools: ResponsesTools, logprobs: StreamedLogprobs | None) -> None:
+    def __init__(self, call_id: str, tools: ResponsesTools) -> None:
         self.broken = False
         """An item was begun as a call that turned out not to be one, so the final message differs from these items."""
         self._call_id = call_id
         self._tools = tools
-        self._logprobs = logprobs
         self._open_call: dict[str, Any] = {}
         self._text: list[str] = []
         """The text of the open item so far."""
@@ -262,8 +205,6 @@ class _OpenItems:
 
     def take(self, event: ReplyDelta) -> Iterator[Change]:
         delta = event.delta
-        if self._logprobs is not None:
-            self._logprobs.feed(event.tokens)
         if delta.reasoning:
             yield from self._add("reasoning", delta.reasoning)
         if delta.content:
@@ -288,8 +229,7 @@ class _OpenItems:
         if kind == "reasoning":
             yield {"type": "response.reasoning_text.delta", **self._place(), "delta": text}
             return
-        tokens = [] if self._logprobs is None else self._logprobs.of(text)
-        yield {"type": "response.output_text.delta", **self._place(), "delta": text, "logprobs": tokens}
+        yield {"type": "response.output_text.delta", **self._place(), "delta": text, "logprobs": []}
 
     def _item(self, status: str = "completed") -> Item:
         text = "".join(self._text)
@@ -302,8 +242,6 @@ class _OpenItems:
 
     def _open(self, kind: str) -> Iterator[Change]:
         self._kind, self._text = kind, []
-        if self._logprobs is not None:
-            self._logprobs.opened()
         item = {**self._item("in_progress"), "content": [], "status": "in_progress"}
         self._id = item["id"]
         yield {"type": "response.output_item.added", "output_index": len(self.done), "item": item}
@@ -316,8 +254,7 @@ class _OpenItems:
         assert self._kind != "call", "a call's last piece closes it"
         item, text = self._item(status), "".join(self._text)
         if self._kind == "message":
-            tokens = [] if self._logprobs is None else self._logprobs.said
-            yield {"type": "response.output_text.done", **self._place(), "text": text, "logprobs": tokens}
+            yield {"type": "response.output_text.done", **self._place(), "text": text, "logprobs": []}
         else:
             yield {"type": "response.reasoning_text.done", **self._place(), "text": text}
         yield {"type": "response.content_part.done", **self._place(), "part": item["content"][0]}

@@ -112,50 +112,30 @@ _RENDERED = "the prompt is rendered by the model's own chat template"
 
 UNSET: tuple[Any, ...] = (None, False, "", [], {})
 
-REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "functions": ((), "use tools and tool_choice"),
-    "function_call": ((), "use tools and tool_choice"),
-    "logit_bias": ((), NO_EFFECT),
-    "logits_processors": ((), NO_EFFECT),
-    "allowed_token_ids": ((), NO_EFFECT),
-    "bad_words": ((), NO_EFFECT),
-    "min_tokens": ((), NO_EFFECT),
-    "use_beam_search": ((), NO_EFFECT),
-    "length_penalty": ((1,), NO_EFFECT),
-    "guided_json": ((), _FORCED),
-    "guided_regex": ((), _FORCED),
-    "guided_choice": ((), _FORCED),
-    "guided_grammar": ((), _FORCED),
-    "guided_json_object": ((), _FORCED),
-    "structural_tag": ((), _FORCED),
-    "structured_outputs": ((), _FORCED),
-    "add_generation_prompt": ((True,), _RENDERED),
-    "continue_final_message": ((), _RENDERED),
-    "chat_template": ((), _RENDERED),
-    "documents": ((), _RENDERED),
-    "truncate_prompt_tokens": ((), "prompts are taken whole or refused"),
-    "prompt_logprobs": ((), NO_EFFECT),
-    "include_stop_str_in_output": ((), NO_EFFECT),
-    "skip_special_tokens": ((True,), NO_EFFECT),
-    "web_search_options": ((), NO_EFFECT),
-    "audio": ((), NO_EFFECT),
-    "prediction": ((), NO_EFFECT),
-    "echo": ((), NO_EFFECT),
-    "suffix": ((), NO_EFFECT),
-    "mcp_servers": ((), NO_EFFECT),
-    "container": ((), NO_EFFECT),
+_WHY = {
+    ("functions", "function_call"): "use tools and tool_choice",
+    ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object"): _FORCED,
+    ("structural_tag", "structured_outputs"): _FORCED,
+    ("add_generation_prompt", "continue_final_message", "chat_template", "documents"): _RENDERED,
+    ("truncate_prompt_tokens",): "prompts are taken whole or refused",
+    ("logit_bias", "logits_processors", "allowed_token_ids", "bad_words", "min_tokens", "use_beam_search"): NO_EFFECT,
+    ("length_penalty", "prompt_logprobs", "include_stop_str_in_output", "skip_special_tokens"): NO_EFFECT,
+    ("web_search_options", "audio", "prediction", "echo", "suffix", "mcp_servers", "container"): NO_EFFECT,
 }
-"""Field → values besides unset ones that ask for nothing, and why anything else is refused."""
+REFUSED = {key: why for keys, why in _WHY.items() for key in keys}
+"""Fields that can't be honoured, and why."""
+NEUTRAL = {"length_penalty": 1, "add_generation_prompt": True, "skip_special_tokens": True}
+"""Values of them that ask for nothing, besides those that are unset."""
 
 
 def refuse_unsupported(body: dict[str, Any], choices: int = 1) -> None:
     """Raise BadField for the first field that can't be honoured. `choices`: the request's `n`."""
     for key in REFUSED.keys() & body.keys():
-        neutral, why = REFUSED[key]
-        if body[key] not in UNSET and body[key] not in neutral:
-            raise BadField(key, f"{key} is not supported: {why}")
-        if body[key] is False and True in neutral:
-            raise BadField(key, f"{key}: false is not supported: {why}")
+        value, neutral = body[key], NEUTRAL.get(key)
+        if value is False and neutral is True:
+            raise BadField(key, f"{key}: false is not supported: {REFUSED[key]}")
+        if value not in UNSET and value != neutral:
+            raise BadField(key, f"{key} is not supported: {REFUSED[key]}")
     if body.get("best_of") not in (None, choices):
         raise BadField("best_of", f"best_of is not supported: {NO_EFFECT}")
 

@@ -456,6 +456,7 @@ def test_log_probabilities_of_the_text(stream: bool) -> None:
             body = {"input": "x", "tools": TOOLS, "top_logprobs": 2, "include": ["message.output_text.logprobs"]}
             reply = await post(here, "/v1/responses", {**body, "stream": stream})
             if stream:
+                assert reply.body.count(b'"logprobs":[]') > 2, "those of the deltas come with the whole response"
                 last = reply.body.decode().strip().rpartition("data: ")[2]
                 response = json.loads(last)["response"]
             else:
@@ -473,25 +474,6 @@ def test_log_probabilities_of_the_text(stream: bool) -> None:
 
 def events_of(body: bytes) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")]
-
-
-def test_deltas_have_the_log_probabilities_of_their_tokens() -> None:
-    async def run() -> None:
-        async with place(LineEngine(f"<think>tell you</think>\n\ntell Héllo you.\n{CALL}")) as here:
-            body = {"input": "x", "tools": TOOLS, "stream": True, "include": ["message.output_text.logprobs"]}
-            events = events_of((await post(here, "/v1/responses", body)).body)
-        deltas = [event for event in events if event["type"] == "response.output_text.delta"]
-        given = [token for delta in deltas for token in delta["logprobs"]]
-        (done,) = [event for event in events if event["type"] == "response.output_text.done"]
-        assert done["logprobs"] == given and len(deltas) > 2
-        said = "".join(token["token"] for token in given if "\ufffd" not in token["token"])
-        assert "llo you." in said and said.startswith(("tell", "\n\ntell", "ell")) and said.count("you") == 1
-        assert "think" not in said and "tool_call" not in said
-        assert all(token["logprob"] == -0.5 and token["top_logprobs"] == [] for token in given)
-        final = next(item for item in events[-1]["response"]["output"] if item["type"] == "message")["content"][0]
-        assert len(given) <= len(final["logprobs"]) <= len(given) + 2
-
-    asyncio.run(run())
 
 
 UNREADABLE = '<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": ]}}\n</tool_call>'

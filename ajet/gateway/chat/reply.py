@@ -191,8 +191,6 @@ def validation_temperature(config: Any) -> float:
 
 # ------------------------------------------------------------ reading
 
-NO_TOKENS = TokenChunk([], [])
-
 
 @dataclass(frozen=True, slots=True)
 class ReplyDelta:
@@ -201,8 +199,6 @@ class ReplyDelta:
     choice: int
     call_id: str
     delta: Delta
-    tokens: TokenChunk = NO_TOKENS
-    """The tokens sampled since the previous delta."""
 
 
 OnDelta = Callable[[ReplyDelta], None]
@@ -246,20 +242,15 @@ class ReplyReader:
             pieces=self.streams,
         )
         self._text = IncrementalText(renderer, prepared.sampling) if self.streams else None
-        self._new = TokenChunk([], [])
-        """Tokens that no delta has reported yet."""
-        self._drawn = 0
 
     def on_tokens(self, chunk: TokenChunk) -> None:
         """Take the next tokens, and emit the text that is now final."""
         assert self._text is not None
-        self._draw(chunk.token_ids, chunk.logprobs)
         self._give(self._stream.feed(self._text.feed(chunk.token_ids)))
 
     def finish(self, completion: Completion) -> ChatReply:
         """Emit the rest, and return the whole reply."""
         text = self._renderer.decode(completion.token_ids, stopped_by=completion.stopped_by)
-        self._draw(completion.token_ids[self._drawn :], completion.logprobs[self._drawn :])
         self._give(self._stream.finish(self._text.finish(text) if self._text else text))
         parsed = self._stream.reply()
         calls = parsed.message.get("tool_calls")
@@ -276,13 +267,7 @@ class ReplyReader:
     def _give(self, deltas: list[Delta]) -> None:
         if self._on_delta is not None:
             for delta in deltas:
-                tokens, self._new = self._new, TokenChunk([], [])
-                self._on_delta(ReplyDelta(self._choice, self._prepared.call_id, delta, tokens))
-
-    def _draw(self, token_ids: list[int], logprobs: list[float]) -> None:
-        self._drawn += len(token_ids)
-        self._new.token_ids.extend(token_ids)
-        self._new.logprobs.extend(logprobs)
+                self._on_delta(ReplyDelta(self._choice, self._prepared.call_id, delta))
 
 
 class IncrementalText:
