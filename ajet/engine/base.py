@@ -7,12 +7,13 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from ajet.schema.chat import Completion, EngineCapabilities, FinishReason, GenerateRequest, Sampling, TokenChunk
-from ajet.schema.errors import ContextOverflowError, InvalidRequestError
+from ajet.schema.errors import ContextOverflowError, EngineError, InvalidRequestError
 
 OnTokens = Callable[[TokenChunk], None]
 
@@ -94,6 +95,13 @@ class EnginePlacement:
     """The rank of the LoRA adapters that vLLM will load."""
     base_bits: int | None = None
     """The bits per weight of the embedded engine's linear layers."""
+
+
+def weights_folder(source: Any) -> Path:
+    """The folder that an engine's servers are to read their weights from."""
+    if not isinstance(source, str | Path):
+        raise EngineError("the engine's servers read their weights from a folder: pass a folder to load_weights")
+    return Path(source)
 
 
 MAX_TOP_LOGPROBS = 1000

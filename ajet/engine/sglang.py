@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, ValidationError, convert
 
-from ajet.engine.base import EnginePlacement, OnTokens, RequestGate, check_request
+from ajet.engine.base import EnginePlacement, OnTokens, RequestGate, check_request, weights_folder
 from ajet.engine.remote_client import RemoteClient, RemoteSettings
 from ajet.schema.chat import Completion, EngineCapabilities, FinishReason, GenerateRequest, TokenChunk
 from ajet.schema.errors import EngineError, GenerationTimeoutError
@@ -76,9 +75,7 @@ class SglangEngine:
         return read_answer(answer, request, self._version)
 
     async def load_weights(self, source: Any, version: int) -> None:
-        if not isinstance(source, str | Path):
-            raise EngineError("an SGLang server reads its weights from a folder: pass a folder to load_weights")
-        folder = str(Path(source).resolve())
+        folder = str(weights_folder(source).resolve())
         await self.client.control("/update_weights_from_disk", {"model_path": folder, "flush_cache": True})
         self._version = version
 

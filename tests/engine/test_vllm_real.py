@@ -130,8 +130,8 @@ def test_new_weights_count_at_once(vllm: tuple[VllmServerEngine, Loop], tmp_path
     asked = request(prompt, temperature=0.0, max_tokens=10, ignore_eos=True)
     first, second = (ask_all(vllm, [asked])[0] for _ in range(2))
     assert first.cached_prompt_tokens == 0 < second.cached_prompt_tokens
-    state = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
-    loop.run(engine.load_weights(state, 7))
+    model.save_pretrained(tmp_path / "changed")
+    loop.run(engine.load_weights(tmp_path / "changed", 7))
     (reply,) = ask_all(vllm, [asked])
     assert (reply.versions, reply.cached_prompt_tokens) == ([(0, 7)], 0)
     assert reply.logprobs == pytest.approx(forward_logprobs(model, prompt, reply.token_ids), abs=1e-4)

@@ -1,6 +1,5 @@
-"""`VllmServer`: one vLLM server that we start, ask for its health, and stop; `VllmSettings`, `WeightFolders`.
-
-`VllmSettings` is how: settings, command-line arguments, environment.
+"""`VllmServer`: one vLLM server that we start, ask for its health, and stop; `VllmSettings`, its command line and
+environment.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -389,48 +388,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-class WeightFolders:
-    """Finds or writes the folder of each version. Keeps the newest, for engines that have to be restarted."""
-
-    def __init__(self) -> None:
-        self._scratch: Path | None = None
-        self.newest: Path | None = None
-
-    def folder_of(self, source: Any, version: int) -> Path:
-        """The folder with the weights of `source`: a state dict under Hugging Face's names, or a folder already."""
-        if source is None:
-            raise EngineError("vLLM shares no parameters with the trainer: pass load_weights a folder or a state dict")
-        folder = self._write(source, version) if isinstance(source, Mapping) else Path(source)
-        if not list(folder.glob("*.safetensors")):
-            raise EngineError(f"{folder} has no .safetensors file")
-        return folder
-
-    def _write(self, weights: Mapping[str, Any], version: int) -> Path:
-        from safetensors.torch import save_file
-
-        if self._scratch is None:
-            self._scratch = Path(tempfile.mkdtemp(prefix="ajet-weights-"))
-            weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
-        folder = self._scratch / f"version-{version}"
-        folder.mkdir(exist_ok=True)
-        tensors = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        return folder
-
-    def announce(self, folder: Path | None) -> Path | None:
-        """From now on, whatever starts again should serve this folder. Returns the one before, which stays as long as
-        something may be reading it."""
-        previous, self.newest = self.newest, folder
-        return previous
-
-    def remove(self, folder: Path | None) -> None:
-        """Nothing reads this folder any more. It is deleted if it was written here."""
-        if folder is not None and folder != self.newest and self._scratch in folder.parents:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def close(self) -> None:
-        """Delete the folders that were written here."""
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)

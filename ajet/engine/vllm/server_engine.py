@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ajet.engine.base import EnginePlacement, OnTokens, RequestGate, check_request
+from ajet.engine.base import EnginePlacement, OnTokens, RequestGate, check_request, weights_folder
 from ajet.engine.remote import CompletionReader, completion_body
 from ajet.engine.remote_client import Endpoint, RemoteClient, RemoteSettings, stable_hash
 from ajet.engine.vllm.server import (
@@ -25,7 +25,6 @@ from ajet.engine.vllm.server import (
     CommandLine,
     VllmServer,
     VllmSettings,
-    WeightFolders,
     cpu_arguments,
     cpu_variables,
     error_in,
@@ -105,7 +104,8 @@ class VllmServerEngine:
         self._gate = RequestGate()
         self._asleep = False
         self._version = 0
-        self._folders = WeightFolders()
+        self._newest: Path | None = None
+        """The folder of the weights that a server serves when it comes back. None: those it is started with."""
         self._dead: EngineError | None = None
 
     @property
@@ -154,8 +154,8 @@ class VllmServerEngine:
         )
         replica.client = RemoteClient(limits)
         replica.missed, replica.answered = 0, False
-        if self._folders.newest is not None:
-            await self._load(replica, self._folders.newest, self._version)
+        if self._newest is not None:
+            await self._load(replica, self._newest, self._version)
         replica.up.set()
 
     # ------------------------------------------------------------ generation
@@ -215,22 +215,20 @@ class VllmServerEngine:
     # ------------------------------------------------------------ weights
 
     async def load_weights(self, source: Any, version: int) -> None:
-        """Weights from a Hugging Face folder or state dict, or a LoRA adapter (servers need `--enable-lora`).
+        """Weights from a Hugging Face folder, or a LoRA adapter (servers need `--enable-lora`).
 
         A server that dies meanwhile comes back with them.
         """
         await self.ready()
         await self._wake()
-        folder = self._folders.folder_of(source, version)
-        previous, self._version = self._version, version
-        replaced = self._folders.announce(folder)
+        folder = weights_folder(source)
+        previous = self._version, self._newest
+        self._version, self._newest = version, folder
         try:
             await asyncio.gather(*(self._bring(replica, folder, version) for replica in self._replicas))
         except EngineError:
-            self._version = previous
-            self._folders.announce(replaced)
+            self._version, self._newest = previous
             raise
-        self._folders.remove(replaced)
 
     async def _bring(self, replica: Replica, folder: Path, version: int) -> None:
         """Return when this server serves these weights, restarting it if necessary."""
@@ -365,7 +363,6 @@ class VllmServerEngine:
                 task.cancel()
                 await asyncio.wait([task])
         await self._stop_all()
-        self._folders.close()
 
     async def _stop_all(self) -> None:
         await asyncio.gather(*(replica.server.stop() for replica in self._replicas))
