@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from ajet.schema.chat import Completion, EngineCapabilities, FinishReason, GenerateRequest, Sampling, TokenChunk
-from ajet.schema.errors import ContextOverflowError, EngineError, InvalidRequestError
+from ajet.schema.errors import ContextOverflowError, EngineError, GenerationTimeoutError, InvalidRequestError
 
 OnTokens = Callable[[TokenChunk], None]
 
@@ -81,6 +81,16 @@ class RequestGate:
 
     def open(self) -> None:
         self._open.set()
+
+
+@asynccontextmanager
+async def reply_deadline(request: GenerateRequest) -> AsyncIterator[None]:
+    """Around a request: raises a GenerationTimeoutError at its deadline."""
+    try:
+        async with asyncio.timeout(request.deadline_s):
+            yield
+    except TimeoutError as error:
+        raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
 
 
 @dataclass(frozen=True, slots=True)

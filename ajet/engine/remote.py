@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct, ValidationError, convert
 
-from ajet.engine.base import EnginePlacement, OnTokens, check_request
+from ajet.engine.base import EnginePlacement, OnTokens, check_request, reply_deadline
 from ajet.engine.model_source import ModelSource
 from ajet.engine.remote_client import RemoteClient, RemoteSettings
 from ajet.schema.chat import (
@@ -37,7 +37,6 @@ from ajet.schema.chat import (
 from ajet.schema.errors import (
     EngineError,
     FeatureUnavailableError,
-    GenerationTimeoutError,
     InvalidRequestError,
     ModelCallError,
 )
@@ -303,18 +302,11 @@ class RemoteEngine:
         self._client = RemoteClient(settings)
         self._exact: bool | None = None
         self._probing = asyncio.Lock()
-        self._closed = False
 
     @property
     def capabilities(self) -> EngineCapabilities:
         """`exact_tokens` is known once `ready` has asked the server; until then it is False."""
         return EngineCapabilities("remote", exact_tokens=bool(self._exact), max_model_len=self._settings.max_model_len)
-
-    @property
-    def client(self) -> RemoteClient:
-        if self._closed:
-            raise EngineError("the remote engine is closed")
-        return self._client
 
     async def ready(self) -> None:
         """Find out whether the server returns token ids."""
@@ -356,23 +348,20 @@ class RemoteEngine:
         request = GenerateRequest([1], Sampling(temperature=0.0))
         reader = CompletionReader(request, 0)
         try:
-            reader.read(await self.client.post("/completions", completion_body(request, self._settings.model, 1)))
+            reader.read(await self._client.post("/completions", completion_body(request, self._settings.model, 1)))
         except (InvalidRequestError, NoTokenIdsError):  # no such path, or unknown fields: a server for chat only
             return False
         return bool(reader.token_ids)
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
         reader = CompletionReader(request, 0)
-        try:
-            async with asyncio.timeout(request.deadline_s):
-                await self.ready()
-                body = self._body(request)
-                if on_tokens is None:
-                    reader.read(await self.client.post("/completions", body, sticky=request.session_id))
-                else:
-                    await self._stream(body, reader, on_tokens, request.session_id)
-        except TimeoutError as error:
-            raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
+        async with reply_deadline(request):
+            await self.ready()
+            body = self._body(request)
+            if on_tokens is None:
+                reader.read(await self._client.post("/completions", body, sticky=request.session_id))
+            else:
+                await self._stream(body, reader, on_tokens, request.session_id)
         return reader.completion()
 
     def _body(self, request: GenerateRequest) -> dict[str, Any]:
@@ -390,11 +379,11 @@ class RemoteEngine:
             if ids:
                 on_tokens(TokenChunk(list(ids), logprobs))
 
-        await self.client.stream("/completions", body, on_event, sticky=sticky)
+        await self._client.stream("/completions", body, on_event, sticky=sticky)
 
     async def reply(self, request: ChatRequest) -> ChatReply:
         """Answer a chat request. The reply has no token ids."""
-        return chat_reply(await self.client.post("/chat/completions", chat_body(request, self._settings.model)))
+        return chat_reply(await self._client.post("/chat/completions", chat_body(request, self._settings.model)))
 
     async def load_weights(self, source: Any, version: int) -> None:
         raise FeatureUnavailableError("a remote server's weights can't be changed: use rollout.engine: vllm")
@@ -406,5 +395,4 @@ class RemoteEngine:
         """See `pause`."""
 
     async def aclose(self) -> None:
-        self._closed = True
         await self._client.aclose()

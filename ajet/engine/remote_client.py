@@ -184,6 +184,7 @@ class RemoteClient:
 
     async def control(self, path: str, body: Mapping[str, Any]) -> None:
         """Send a command to every server; `path` starts at the server's root, not at `/v1`."""
+        self._check_open()
         await asyncio.gather(*(self._control(state.endpoint, path, body) for state in self._endpoints))
 
     async def _control(self, endpoint: Endpoint, path: str, body: Mapping[str, Any]) -> None:
@@ -196,11 +197,17 @@ class RemoteClient:
             raise EngineError(f"{root}{path} answered {response.status_code}: {_message(response.text)}")
 
     async def aclose(self) -> None:
+        """What is asked for afterwards raises an EngineError."""
         await self._http.aclose()
+
+    def _check_open(self) -> None:
+        if self._http.is_closed:
+            raise EngineError("the engine is closed")
 
     # ------------------------------------------------------------ attempts
 
     async def _with_retries(self, path: str, body: Mapping[str, Any], read: Any, sticky: str) -> Any:
+        self._check_open()
         async with self._slots:
             for number in range(1, self._settings.max_attempts + 1):
                 state = await self._pick_endpoint(sticky)

@@ -12,10 +12,10 @@ from typing import Any
 
 from msgspec import Struct, ValidationError, convert
 
-from ajet.engine.base import EnginePlacement, OnTokens, RequestGate, check_request, weights_folder
+from ajet.engine.base import EnginePlacement, OnTokens, RequestGate, check_request, reply_deadline, weights_folder
 from ajet.engine.remote_client import RemoteClient, RemoteSettings
 from ajet.schema.chat import Completion, EngineCapabilities, FinishReason, GenerateRequest, TokenChunk
-from ajet.schema.errors import EngineError, GenerationTimeoutError
+from ajet.schema.errors import EngineError
 
 ABORT_SECONDS = 1.0
 """How long a request that nobody waits for any more may take to be aborted."""
@@ -34,29 +34,19 @@ class SglangEngine:
         self._client = RemoteClient(settings)
         self._version = 0
         self._gate = RequestGate()
-        self._closed = False
 
     @property
     def capabilities(self) -> EngineCapabilities:
         return EngineCapabilities("sglang", load_weights=True, max_model_len=self._settings.max_model_len)
 
-    @property
-    def client(self) -> RemoteClient:
-        if self._closed:
-            raise EngineError("the sglang engine is closed")
-        return self._client
-
     async def ready(self) -> None:
         """Generate one token: nothing less proves that a server works."""
-        await self.client.post("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}})
+        await self._client.post("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}})
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
         room = check_request(request, max_model_len=self._settings.max_model_len)
-        try:
-            async with asyncio.timeout(request.deadline_s), self._gate.request():
-                completion = await self._generate(request, room)
-        except TimeoutError as error:
-            raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
+        async with reply_deadline(request), self._gate.request():
+            completion = await self._generate(request, room)
         if on_tokens is not None:
             on_tokens(TokenChunk(completion.token_ids, completion.logprobs))
         return completion
@@ -65,18 +55,17 @@ class SglangEngine:
         name = uuid.uuid4().hex
         try:
             body = generate_body(request, room, name)
-            answer = await self.client.post("/generate", body, sticky=request.session_id)
+            answer = await self._client.post("/generate", body, sticky=request.session_id)
         except asyncio.CancelledError:
-            if not self._closed:
-                with suppress(EngineError, TimeoutError):  # a server that can't be told ends the request by itself
-                    async with asyncio.timeout(ABORT_SECONDS):
-                        await self.client.control("/abort_request", {"rid": name})
+            with suppress(EngineError, TimeoutError):  # a server that can't be told ends the request by itself
+                async with asyncio.timeout(ABORT_SECONDS):
+                    await self._client.control("/abort_request", {"rid": name})
             raise
         return read_answer(answer, request, self._version)
 
     async def load_weights(self, source: Any, version: int) -> None:
         folder = str(weights_folder(source).resolve())
-        await self.client.control("/update_weights_from_disk", {"model_path": folder, "flush_cache": True})
+        await self._client.control("/update_weights_from_disk", {"model_path": folder, "flush_cache": True})
         self._version = version
 
     async def pause(self) -> None:
@@ -86,7 +75,6 @@ class SglangEngine:
         self._gate.open()
 
     async def aclose(self) -> None:
-        self._closed = True
         await self._client.aclose()
 
 

@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.engine.base import EnginePlacement, OnTokens
+from ajet.engine.base import EnginePlacement, OnTokens, reply_deadline
 from ajet.engine.model_source import LOADING, ModelSource
 from ajet.engine.torch.commands import Inbox, Ticket, TorchEngineSettings
 from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest
-from ajet.schema.errors import AjetError, EngineError, GenerationTimeoutError
+from ajet.schema.errors import AjetError, EngineError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,22 +78,16 @@ class TorchEngine:
         await asyncio.shield(asyncio.wrap_future(self._loaded))
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
-        try:
-            async with asyncio.timeout(request.deadline_s):
-                await self.ready()
-                return await self._generate(request, on_tokens)
-        except TimeoutError as error:
-            raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
-
-    async def _generate(self, request: GenerateRequest, on_tokens: OnTokens | None) -> Completion:
-        loop = asyncio.get_running_loop()
-        ticket = Ticket(request, loop, loop.create_future(), on_tokens)
-        self._send(lambda worker: worker.submit(ticket))
-        try:
-            return await ticket.answer
-        except asyncio.CancelledError:
-            self._inbox.put(lambda worker: worker.cancel(ticket))
-            raise
+        async with reply_deadline(request):
+            await self.ready()
+            loop = asyncio.get_running_loop()
+            ticket = Ticket(request, loop, loop.create_future(), on_tokens)
+            self._send(lambda worker: worker.submit(ticket))
+            try:
+                return await ticket.answer
+            except asyncio.CancelledError:
+                self._inbox.put(lambda worker: worker.cancel(ticket))
+                raise
 
     async def load_weights(self, source: Any, version: int) -> None:
         """Serve other weights: a state dict, a folder of safetensors, or None if they were changed in place."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ajet.engine.base import EnginePlacement, OnTokens, RequestGate, check_request, weights_folder
+from ajet.engine.base import EnginePlacement, OnTokens, RequestGate, check_request, reply_deadline, weights_folder
 from ajet.engine.remote import CompletionReader, completion_body
 from ajet.engine.remote_client import Endpoint, RemoteClient, RemoteSettings, stable_hash
 from ajet.engine.vllm.server import (
@@ -37,7 +37,6 @@ from ajet.schema.errors import (
     AjetError,
     ConfigError,
     EngineError,
-    GenerationTimeoutError,
 )
 
 log = logging.getLogger(__name__)
@@ -161,15 +160,12 @@ class VllmServerEngine:
     # ------------------------------------------------------------ generation
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
-        try:
-            async with asyncio.timeout(request.deadline_s):
-                await self.ready()
-                async with self._gate.request():
-                    self._check_alive()
-                    room = check_request(request, max_model_len=self._settings.max_model_len)
-                    return await self._generate(request, room, on_tokens)
-        except TimeoutError as error:
-            raise GenerationTimeoutError(f"no reply within its deadline of {request.deadline_s:.1f} s") from error
+        async with reply_deadline(request):
+            await self.ready()
+            async with self._gate.request():
+                self._check_alive()
+                room = check_request(request, max_model_len=self._settings.max_model_len)
+                return await self._generate(request, room, on_tokens)
 
     async def _generate(self, request: GenerateRequest, room: int, on_tokens: OnTokens | None) -> Completion:
         replica = self._replica_of(request.session_id)
