@@ -362,7 +362,7 @@ def _hub_is_reachable() -> bool:
 
 def _tokenizer_loader(path: str) -> Any:
     """Avoids `AutoTokenizer` when the class is known: it imports torch, which takes a second."""
-    from ajet.engine.tiny_tokenizer import MARK
+    from ajet.engine.tiny_models import MARK
 
     if json_file(Path(path) / "tokenizer_config.json").get(MARK):
         from transformers import PreTrainedTokenizerFast

@@ -14,7 +14,7 @@ from ajet.backbone.checks import check_start
 from ajet.cli.main import main
 from ajet.config import make_config
 from ajet.engine.model_source import ModelSource
-from ajet.engine.tiny_tokenizer import write_tokenizer
+from ajet.engine.tiny_models import write_tokenizer
 from ajet.schema.errors import ImportPathError
 from support.hybrids import hybrid_config
 

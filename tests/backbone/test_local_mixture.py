@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli.main import main
-from ajet.engine.tiny_tokenizer import write_tokenizer
+from ajet.engine.tiny_models import write_tokenizer
 from support.asks_twice import AGENTS
 from support.small_models import small_model
 from support.torch_vllm_server import vllm_python

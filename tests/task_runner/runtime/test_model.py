@@ -14,7 +14,7 @@ from ajet.config import make_config
 from ajet.context_tracker.template_probe import NotStable
 from ajet.engine.model_source import ModelSource
 from ajet.engine.scripted import ScriptedEngine
-from ajet.engine.tiny_tokenizer import END_OF_TEXT, MESSAGE_END, token_id
+from ajet.engine.tiny_models import END_OF_TEXT, MESSAGE_END, token_id
 from ajet.schema.chat import ChatRequest
 from ajet.schema.errors import ConfigError
 from ajet.task_runner.model import ModelLoader, load_model
