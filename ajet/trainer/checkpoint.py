@@ -32,8 +32,6 @@ from ajet.engine.model_source import stored_weights
 from ajet.schema.errors import FRESH, UserError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ajet.trainer.trainer import Updater
 
 log = logging.getLogger("ajet.trainer")
@@ -43,7 +41,6 @@ PREFIX = "step_"
 ASIDE = "earlier_"
 """Before the name of a checkpoint that belongs to the run no longer."""
 REFERENCE = "reference.safetensors"
-_CHUNK = 1 << 20
 
 
 class CheckpointError(UserError):
@@ -205,11 +202,8 @@ def share(folder: Path) -> None:
 
 
 def _digest(file: Path) -> str:
-    total = hashlib.sha256()
     with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            total.update(chunk)
-    return total.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:
@@ -242,7 +236,7 @@ def write_trainer(trainer: Updater, tokenizer: Any, folder: Path) -> None:
     if trainer.optimizer.in_float16:
         counts["loss_scale"] = trainer.optimizer.loss_scale
     (folder / "trainer.json").write_text(json.dumps(counts))
-    save_file(_random_states(), folder / "rng.safetensors", metadata={"python": json.dumps(random.getstate())})
+    _write_random_states(folder / "rng.safetensors")
 
 
 def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -317,19 +311,15 @@ def _read_weights(model: Any, path: Path) -> None:
     model.load_state_dict(stored_weights(path / "hf", model))
 
 
-def _random_states() -> dict[str, Tensor]:
+def _write_random_states(file: Path) -> None:
     import torch
+    from safetensors.torch import save_file
 
-    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    assert name == "MT19937"
-    states = {
-        "torch": torch.get_rng_state(),
-        "numpy_keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),
-        "numpy_rest": torch.tensor([float(position), float(has_gauss), float(gauss)], dtype=torch.float64),
-    }
+    states = {"torch": torch.get_rng_state()}
     for index in range(torch.cuda.device_count()):
         states[f"cuda.{index}"] = torch.cuda.get_rng_state(index)
-    return states
+    numpy = json.dumps(np.random.get_state(legacy=False), default=np.ndarray.tolist)
+    save_file(states, file, metadata={"python": json.dumps(random.getstate()), "numpy": numpy})
 
 
 def _restore_random_states(file: Path) -> None:
@@ -339,11 +329,9 @@ def _restore_random_states(file: Path) -> None:
     with safe_open(file, "pt") as stream:
         states = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (not a dict)
         version, internal, gauss_next = json.loads(stream.metadata()["python"])
+        np.random.set_state(json.loads(stream.metadata()["numpy"]))
     random.setstate((version, tuple(internal), gauss_next))
     torch.set_rng_state(states["torch"])
-    position, has_gauss, gauss = states["numpy_rest"].tolist()
-    keys = states["numpy_keys"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", keys, int(position), int(has_gauss), gauss))
     for index in range(torch.cuda.device_count()):
         if f"cuda.{index}" in states:
             torch.cuda.set_rng_state(states[f"cuda.{index}"], index)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -359,7 +359,7 @@ def _experts_of_any_format() -> Iterator[None]:
 @cache
 def _register() -> None:
     for device, name in NAME.items():
-        transformers.AttentionInterface.register(name, _attend_cpu if device == "cpu" else _attend_cuda)
+        transformers.AttentionInterface.register(name, partial(_attend_nothing, gathers=device == "cpu"))
         transformers.AttentionMaskInterface.register(name, _no_mask)
 
 
@@ -367,23 +367,16 @@ def _no_mask(**_options: Any) -> Visibility:
     return ALL  # a window hides tokens, but the trainer's kernels keep the same tensors
 
 
-def _attend_cpu(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_options: Any
+def _attend_nothing(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *, gathers: bool, **_options: Any
 ) -> tuple[Tensor, None]:
-    """As `BlockAttention`: tokens first, and keys and values repeated for the heads that share them."""
+    """As `BlockAttention` (`gathers`), which repeats keys and values for the heads that share them, or as
+    FlexAttention, which doesn't."""
     groups = query.shape[1] // key.shape[1]
-    key, value = (each.repeat_interleave(groups, dim=1) if groups > 1 else each for each in (key, value))
+    if gathers and groups > 1:
+        key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     tokens_first = (each[0].transpose(0, 1) for each in (query, key, value))
-    output: Tensor = _Nothing.apply(*tokens_first, True)  # type: ignore[no-untyped-call]
-    return output[None], None
-
-
-def _attend_cuda(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_options: Any
-) -> tuple[Tensor, None]:
-    """As FlexAttention: heads share keys and values."""
-    tokens_first = (each[0].transpose(0, 1) for each in (query, key, value))
-    output: Tensor = _Nothing.apply(*tokens_first, False)  # type: ignore[no-untyped-call]
+    output: Tensor = _Nothing.apply(*tokens_first, gathers)  # type: ignore[no-untyped-call]
     return output[None], None
 
 

@@ -32,7 +32,6 @@ from ajet.trainer.executor import (
 )
 from ajet.trainer.forward import Entropy, Forward, require_liger
 from ajet.trainer.loss import AdaptiveKL, EdgeTensors, LossSettings, policy_loss, trajectory_sums
-from ajet.trainer.meter import UpdateMeter
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Item, Layout, Pack, items_of
 
@@ -82,6 +81,57 @@ class TrainSettings:
     follows_sampler: bool = False
     """Send tokens to the experts that they went to when they were sampled."""
     seed: int = 0
+
+
+class UpdateMeter:
+    """Collects the metrics of one update."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self.applied = 0
+        self._steps = 0
+        self._sums: dict[str, float] = {}
+
+    def add(self, sums: dict[str, Tensor]) -> None:
+        """The weighted sums of one pack."""
+        for name, value in sums.items():
+            number = float(value)
+            if name.endswith("/max"):
+                self._sums[name] = max(self._sums.get(name, -np.inf), number)
+            else:
+                self._sums[name] = self._sums.get(name, 0.0) + number
+
+    def step(self, grad_norm: float, applied: bool, lr: float) -> None:
+        """One optimiser step."""
+        self._steps += 1
+        self.applied += applied
+        self.values["train/grad_norm"] = grad_norm
+        self.values["train/lr"] = lr
+        weight = self._sums.get("weight/sum", 0.0) or 1.0
+        for name, value in self._sums.items():
+            if name == "weight/sum":
+                continue
+            if name.endswith("/max"):
+                self.values[f"loss/{name.removesuffix('/max')}_max"] = value
+            elif name == "total/sum":
+                self.values["loss/total"] = value / self._steps
+            else:
+                self.values[f"loss/{name.removesuffix('/sum')}"] = value / weight
+
+    def packs(self, packs: Sequence[Pack]) -> None:
+        """Tokens computed, and what flat rows would have cost."""
+        add = {
+            "tokens/trained": sum(len(pack.edges) for pack in packs),
+            "tokens/computed": sum(len(pack) for pack in packs),
+            "tokens/as_flat_rows": sum(pack.unshared_tokens for pack in packs),
+            "tokens/packs": len(packs),
+        }
+        routed = [pack.experts for pack in packs if pack.experts is not None]
+        if routed:
+            add["tokens/routed_as_sampled"] = sum(int((experts[:, 0, 0] >= 0).sum()) for experts in routed)
+        for name, value in add.items():
+            self.values[name] = self.values.get(name, 0.0) + value
+        self.values["tokens/packing_ratio"] = self.values["tokens/as_flat_rows"] / self.values["tokens/computed"]
 
 
 class Updater:
@@ -159,7 +209,7 @@ class Updater:
             alone = self._yields_old(first)
             self.before |= self._old(forward, others if alone else packs_of, items, sampled_by_this)
             reference = self._reference_logprobs(forward, packs_of)
-            meter.time("time/logprobs", began)
+            meter.values["time/logprobs"] = time.perf_counter() - began
             began = time.perf_counter()
             for epoch in range(self.settings.epochs):
                 if epoch:
@@ -167,7 +217,7 @@ class Updater:
                 for packs in packs_of:
                     old = None if alone and packs is first else self.before
                     self._step(forward, packs, _Known(old, reference, teacher), meter)
-        meter.time("time/update", began)
+        meter.values["time/update"] = time.perf_counter() - began
 
     def _yields_old(self, first: list[Pack]) -> bool:
         """Whether the first mini-batch needs no pass for π_old: that of its update yields it."""
@@ -309,16 +359,10 @@ class Updater:
     def _executor(self, items: list[Item]) -> Chosen:
         """Chosen once."""
         if self._chosen is None:
-            settings = self.settings
+            options = self.settings
+            chunk, liger, compiled = options.logits_chunk, options.liger, options.compile
             with self._checkpointing():
-                self._chosen = choose(
-                    self.model,
-                    items,
-                    self.budget,
-                    settings.logits_chunk,
-                    liger=settings.liger,
-                    compiled=settings.compile,
-                )
+                self._chosen = choose(self.model, items, self.budget, chunk, liger=liger, compiled=compiled)
         return self._chosen
 
     def _mini_batches(self, items: list[Item], norm: LossNorm) -> list[list[Item]]:
