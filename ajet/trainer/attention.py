@@ -7,7 +7,7 @@ three implementations:
 - CPU: block by block (see `block_attention`).
 - GPU: FlexAttention with a block mask. *Unverified* on a GPU: a CPU can test its formulas, forward and backward, not
   its kernels.
-- Anything else (other devices, missing kernels): a dense mask, correct but slow.
+- Anything else (other devices, keys of another size than values): a dense mask, correct but slow.
 
 Layers that keep a state from token to token (`branching`): the state at a fork is computed once, and each branch goes
 on from it. A pack is cut into segments, where it forks. A segment that others go on from is computed by itself, so that
@@ -45,7 +45,7 @@ from ajet.engine.attention_rules import (
 )
 from ajet.engine.layers import causal_model
 from ajet.engine.torch import LayerCache, LayerState, Mixer, mixers_of, replaced
-from ajet.trainer.block_attention import BlockAttention, Calls, has_cpu_kernel, plan_calls
+from ajet.trainer.block_attention import BlockAttention, Calls, plan_calls
 from ajet.trainer.pack import Blocks, Indices, Pack
 
 NAME = "ajet_tree"
@@ -158,7 +158,7 @@ def _attention(
         query_BHND = (query_BHND * factor_N1).to(query_BHND.dtype)
     if uses_flex(query_BHND):
         return _flex(query_BHND, key_BGND, value_BGND, ajet_plan, rule), None
-    if query_BHND.device.type == "cpu" and key_BGND.shape[-1] == value_BGND.shape[-1] and has_cpu_kernel():
+    if uses_blocks(key_BGND, value_BGND):
         heads = query_BHND.shape[1]
         query, key, value = (_for_heads(each[0].transpose(0, 1), heads) for each in (query_BHND, key_BGND, value_BGND))
         calls = ajet_plan.calls_for(rule)
@@ -170,6 +170,11 @@ def _attention(
 def uses_flex(query: Tensor) -> bool:
     """Whether FlexAttention computes this."""
     return query.device.type == "cuda"
+
+
+def uses_blocks(key: Tensor, value: Tensor) -> bool:
+    """Whether PyTorch's kernel for CPUs computes this."""
+    return key.device.type == "cpu" and key.shape[-1] == value.shape[-1]
 
 
 def _for_heads(tensor_NGD: Tensor, heads: int) -> Tensor:

@@ -13,7 +13,6 @@ Shapes: N tokens of the pack, H heads, D head size, B rows of a batch, L columns
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -177,13 +176,6 @@ def _tiles_above(asking: Tensor, start: int, end: int, depth_N: Tensor, visibili
         masked = bool(first.max() > int(depth_N[seen.start]))
         tiles.append(Tile(slice(int(places[0]), int(places[-1]) + 1) if whole else places, seen, masked))
     return tiles
-
-
-@cache
-def has_cpu_kernel() -> bool:
-    """Whether PyTorch has the kernels that the calls run."""
-    names = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward")
-    return all(hasattr(torch.ops.aten, name) for name in names)
 
 
 class _Kernel(NamedTuple):

@@ -53,7 +53,7 @@ def test_blocks_give_what_a_dense_mask_gives(
         batches += len(plan_attention(pack, torch.device("cpu")).calls_for(Rule()).batches)
         blocks = attended(pack, dtype, layout)
         with monkeypatch.context() as without:
-            without.setattr(attention, "has_cpu_kernel", lambda: False)
+            without.setattr(attention, "uses_blocks", lambda key, value: False)
             dense = attended(pack, torch.float64 if dtype is torch.float64 else torch.float32, layout)
         assert len(blocks) == len(dense) == 4
         for ours, theirs in zip(blocks, dense, strict=True):

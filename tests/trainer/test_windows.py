@@ -58,7 +58,7 @@ def test_so_do_the_other_ways_to_compute_them(family: str, other: str, monkeypat
     items = long_items()
     expected = gradients(model, RowForward(), items, Layout.FLAT)
     if other == "dense":
-        monkeypatch.setattr(attention, "has_cpu_kernel", lambda: False)
+        monkeypatch.setattr(attention, "uses_blocks", lambda key, value: False)
     elif other == "short tiles":
         monkeypatch.setattr("ajet.trainer.block_attention.SMALL_ROW", 4)
         monkeypatch.setattr("ajet.trainer.block_attention.TILE", 5)
