@@ -86,7 +86,7 @@ async def _work(arguments: Namespace, key: str, number: int, runner: int, workfl
     """In a worker."""
     from ajet.cli.store import seconds
     from ajet.store.requests import KeyRefusedError, StoreUnavailableError
-    from ajet.task_runner.remote_worker import WorkerSettings, work
+    from ajet.task_runner.remote import WorkerSettings, work
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -145,7 +145,7 @@ class _Runner:
         self._workers.stop()
 
     def _watch(self) -> int:
-        from ajet.task_runner.remote_worker import ABANDONED
+        from ajet.task_runner.remote import ABANDONED
 
         code = 0
         while self._workers:

@@ -306,13 +306,12 @@ class Runtime:
         return judge
 
     def _make_pool(self) -> RolloutPool:
-        parallel = self._parallel or self.config.ajet.rollout.max_env_worker
         return RolloutPool(
             TaskRunner(self, self.attempts, self._late_judge()),
             self.config,
             on_episode=self._on_episode,
             on_start=self._on_start,
-            parallel=parallel,
+            parallel=self._parallel,
         )
 
     def _watch_engine(self, loaded: Future[Model]) -> None:

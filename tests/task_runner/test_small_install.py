@@ -199,7 +199,7 @@ def test_the_python_api_says_what_training_needs(python: Path, tmp_path: Path) -
 
 def test_little_is_imported_by_a_runner() -> None:
     """In the environment of the tests, which has torch: what a runner and the Python API import is light there, too."""
-    code = "import sys, ajet, ajet.cli.runner, ajet.task_runner.remote_worker, ajet.store.client; from ajet import *"
+    code = "import sys, ajet, ajet.cli.runner, ajet.task_runner.remote, ajet.store.client; from ajet import *"
     heavy = "print(sorted({'torch', 'transformers', 'datasets', 'pandas', 'scipy', 'ray'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", f"{code}; {heavy}"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
