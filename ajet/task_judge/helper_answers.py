@@ -117,7 +117,7 @@ class NearDuplicates:
         candidates = {number for feature in self._prefix(features) for number in self._index.get(feature, ())}
         for number in sorted(candidates):
             other, other_numbers = self._texts[number]
-            if numbers == other_numbers and _overlap(features, other) >= self.threshold:
+            if numbers == other_numbers and len(features & other) / len(features | other) >= self.threshold:
                 return number
         return None
 
@@ -139,20 +139,12 @@ class NearDuplicates:
         return sorted(features)[: max(1, min(length, len(features)))]
 
 
-def _overlap(one: frozenset[int], other: frozenset[int]) -> float:
-    return len(one & other) / len(one | other)
-
-
 def _features(text: str) -> tuple[frozenset[int], tuple[str, ...]]:
     """Hashes of words and of neighbouring pairs, and the numbers in order."""
     words = WORD.findall(text.casefold())
     grams = {*words, *(f"{left} {right}" for left, right in pairwise(words))} or {text.strip()}
     numbers = tuple(word for word in words if word[0].isdigit())
-    return frozenset(_hash(gram) for gram in grams), numbers
-
-
-def _hash(gram: str) -> int:
-    return int.from_bytes(hashlib.blake2b(gram.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
+    return frozenset(map(hash, grams)), numbers
 
 
 SHOWN = 200

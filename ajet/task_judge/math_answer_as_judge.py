@@ -219,17 +219,11 @@ def final_answer(text: str) -> str:
 def last_boxed(text: str) -> str | None:
     """What the last `\\boxed{…}` that is closed holds."""
     for match in list(_BOX.finditer(text))[: -MAX_BOXES - 1 : -1]:
-        content = _box_content(text, match)
-        if content is not None:
-            return content
+        if match[1] != "{":
+            return match[1]
+        if (end := _closing(text, match.end() - 1)) is not None:
+            return text[match.end() : end].strip()
     return None
-
-
-def _box_content(text: str, match: re.Match[str]) -> str | None:
-    if match[1] != "{":
-        return match[1]
-    end = _closing(text, match.end() - 1)
-    return None if end is None else text[match.end() : end].strip()
 
 
 def _closing(text: str, start: int) -> int | None:

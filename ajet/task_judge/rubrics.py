@@ -84,9 +84,6 @@ class Rubrics:
         about = record.get("about")
         return cls(
             texts=[text.strip() for text in texts],
-            name=str(record.get("name") or "rubrics"),
-            mode=str(record.get("mode") or "pointwise"),
-            model=str(record.get("model") or ""),
             about=about if isinstance(about, dict) else {},
         )
 

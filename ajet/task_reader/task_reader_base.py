@@ -250,10 +250,6 @@ class TaskStream:
         """How many tasks have been handed out so far."""
         self._order: tuple[int, list[int]] = (-1, [])
 
-    def __iter__(self) -> Iterator[list[Task]]:
-        while True:
-            yield self.next_batch()
-
     def next_batch(self) -> list[Task]:
         batch = [self.task_at(self.position + offset) for offset in range(self.batch_size)]
         self.position += self.batch_size
