@@ -1,4 +1,4 @@
-"""Confined places in which episodes run commands: see `sandbox`.
+"""`Sandbox`: a confined place in which one episode runs commands and keeps files. Each kind has its module.
 
 `open_sandbox` opens one of the kind that the settings name, on the sandboxes' thread; `fresh_copy` makes one with an
 agent's result, and `of_task` says what a task changes of the settings.
@@ -27,7 +27,6 @@ from ajet.environment.sandboxes.sandbox import (
     ExecResult,
     Input,
     OnOutput,
-    Sandbox,
     SandboxError,
     SandboxSettings,
 )
@@ -91,14 +90,21 @@ def run_on_host(work: Coroutine[Any, Any, T], seconds: float) -> T:
     return _submit(work).result(seconds)
 
 
-class Hosted:
-    """A `Sandbox` in front of one that lives on the sandboxes' thread."""
+class Sandbox:
+    """A sandbox, in front of its kind's, which lives on the sandboxes' thread. Can be used from any event loop. An
+    async context manager that closes it."""
 
     def __init__(self, inner: Confined) -> None:
         """`inner` has started."""
         self._inner = inner
-        self.workspace, self.gateway_url = inner.workspace, inner.gateway_url
-        self.settings, self.limits = inner.settings, inner.limits
+        self.workspace = inner.workspace
+        """The folder, as seen inside, where commands start and relative paths begin."""
+        self.gateway_url = inner.gateway_url
+        """The run's gateway as it is reached from inside (`network: gateway`)."""
+        self.settings = inner.settings
+        """How it is confined: what another one like it is made of."""
+        self.limits = inner.limits
+        """What holds each limit: `memory: cgroup`, `processes: prlimit`, … or `not limited`."""
 
     async def exec(
         self,
@@ -110,6 +116,8 @@ class Hosted:
         stdin: bytes | Input = b"",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
+        """Run a shell line, or an argument vector without a shell. Cancelling it ends the command and its children.
+        Raises ValueError for what can't be a command."""
         relay = None if on_output is None else _Relay(on_output)
         take = None if relay is None else relay.take
         running = _submit(self._inner.exec(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, on_output=take))
@@ -126,19 +134,24 @@ class Hosted:
         return result
 
     async def read(self, path: str) -> bytes:
+        """A file's bytes. Raises FileNotFoundError, IsADirectoryError, PermissionError or another OSError."""
         return await on_host(self._inner.read(path))
 
     async def write(self, path: str, content: bytes) -> None:
+        """Create or replace a file, whole or not at all; its folders are made. Raises OSError."""
         await on_host(self._inner.write(path, content))
 
     async def end_processes(self) -> None:
+        """End what commands have left running. The files stay."""
         await on_host(self._inner.end_processes())
 
     async def close(self) -> None:
+        """End all processes and remove all files. Calling it again does nothing."""
         # shielded: an episode that is cancelled while it closes its sandbox must not leave it
         await asyncio.shield(asyncio.wrap_future(_submit(self._inner.close())))
 
     def kill(self) -> None:
+        """`close`, from any thread, and without an event loop. May take a moment."""
         self._inner.kill()
 
     async def __aenter__(self) -> Sandbox:
@@ -200,7 +213,7 @@ class open_sandbox:
         except asyncio.CancelledError:
             _submit(sandbox.close())  # it may have been ready before anybody here could take it
             raise
-        return Hosted(sandbox)
+        return Sandbox(sandbox)
 
 
 def check_sandbox(settings: SandboxSettings) -> None:

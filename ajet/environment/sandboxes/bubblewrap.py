@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import signal
 import socket
 import subprocess
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ajet.environment.sandboxes.bubblewrap_arguments import (
     FIRST,
@@ -34,16 +32,13 @@ from ajet.environment.sandboxes.bubblewrap_arguments import (
 from ajet.environment.sandboxes.cgroups import Cgroup, seccomp_filter
 from ajet.environment.sandboxes.forwarder import Forwarder
 from ajet.environment.sandboxes.sandbox import (
-    FILE_S,
-    Command,
+    Confined,
     ExecResult,
-    Input,
-    OnOutput,
+    Execution,
     SandboxError,
     SandboxSettings,
     Streams,
-    arguments_of,
-    place_of,
+    within,
 )
 
 START_S = 60.0
@@ -53,8 +48,10 @@ _JOIN = 'n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 > "$1" || exit 125; shift;
 """Moves itself into the cgroups, and becomes bubblewrap: no process of the sandbox is ever outside."""
 
 
-class BubblewrapSandbox:
-    """See `ajet.environment.sandboxes.sandbox.Confined`."""
+class BubblewrapSandbox(Confined):
+    """Kind `bubblewrap`."""
+
+    shell = "/bin/bash"
 
     @staticmethod
     def check(settings: SandboxSettings) -> None:
@@ -65,8 +62,7 @@ class BubblewrapSandbox:
 
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
         check_writable(settings)
-        self.settings = settings
-        self.workspace = settings.workspace
+        super().__init__(settings)
         self._forwarder = Forwarder.of(settings, gateway_url)
         self.gateway_url = self._forwarder.url if self._forwarder else None
         self._process: subprocess.Popen[bytes] | None = None
@@ -137,54 +133,23 @@ class BubblewrapSandbox:
 
     # ------------------------------------------------------------ commands and files
 
-    async def exec(
-        self,
-        command: Command,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | Input = b"",
-        on_output: OnOutput | None = None,
-    ) -> ExecResult:
-        arguments = arguments_of(command, "/bin/bash")
-        folder = os.path.join(self.workspace, cwd or "")
-        variables = {**self._environment(), **(env or {})}
-        fields = [folder, str(len(arguments)), *arguments, *(f"{name}={value}" for name, value in variables.items())]
-        seconds = self.settings.seconds_for(timeout)
-        return await self._ask("exec", fields, stdin, seconds, self.settings.output_bytes, on_output)
-
-    async def read(self, path: str) -> bytes:
-        done = await self._ask("read", [place_of(self.workspace, path)], b"", FILE_S, 1 << 30)
-        _raise_for(done, path)
-        return done.stdout
-
-    async def write(self, path: str, content: bytes) -> None:
-        _raise_for(await self._ask("write", [place_of(self.workspace, path)], content, FILE_S, 4096), path)
-
-    async def _ask(
-        self,
-        action: str,
-        fields: Sequence[str],
-        stdin: bytes | Input,
-        seconds: float,
-        limit: int,
-        on_output: OnOutput | None = None,
-    ) -> ExecResult:
-        """Have the first process do something, for at most so long."""
-        started = time.perf_counter()
-        call = _Call(self._live(), limit, on_output)
-        timed_out = False
+    async def run(self, asked: Execution) -> ExecResult:
+        control = self._live()
+        folder = os.path.join(self.workspace, asked.folder)
+        places = {"PATH": path_inside(), "HOME": "/tmp", "LANG": "C.UTF-8"}
+        variables = {**places, **self.settings.environment, **asked.env}
+        arguments, assigned = asked.arguments, [f"{name}={value}" for name, value in variables.items()]
+        streams = Streams(asked)
         try:
-            code = await call.run(action, fields, stdin, seconds)
-        except TimeoutError:
-            timed_out, code = True, 124
+            number, waiting = await control.begin(
+                "exec", [folder, str(len(arguments)), *arguments, *assigned], streams.theirs
+            )
+            streams.begin()
+            exiting = _exit_code(asyncio.shield(waiting))  # it is answered also after it has been given up
+            code, timed_out = await within(asked.seconds, exiting, lambda: _end_request(control, number, waiting))
         finally:
-            call.close()
-        return call.result(code, time.perf_counter() - started, timed_out)
-
-    def _environment(self) -> dict[str, str]:
-        return {"PATH": path_inside(), "HOME": "/tmp", "LANG": "C.UTF-8", **self.settings.environment}
+            streams.close()
+        return streams.result(code, timed_out)
 
     def _live(self) -> Control:
         if self._control is None:
@@ -193,16 +158,13 @@ class BubblewrapSandbox:
 
     # ------------------------------------------------------------ ends
 
-    async def end_processes(self) -> None:
-        await self.exec(["/bin/sh", "-c", "kill -9 -1"])
-
     async def close(self) -> None:
         control, self._control = self._control, None
         if self._forwarder is not None:
             self._forwarder.close()
         if control is not None:
             control.hang_up()
-        await asyncio.shield(asyncio.to_thread(self.kill))
+        await super().close()
         if control is not None:
             control.close()
         if self._said >= 0:
@@ -228,37 +190,17 @@ class BubblewrapSandbox:
         return f"the sandbox ended{': ' + text if text else ''}"
 
 
-class _Call(Streams):
-    """One request with its streams."""
+async def _exit_code(answered: asyncio.Future[InitAnswer]) -> int:
+    answer = await answered
+    if answer.kind == "error":
+        raise SandboxError(f"the sandbox can't start a process: {os.strerror(answer.value)}")
+    return answer.value
 
-    def __init__(self, control: Control, limit: int, on_output: OnOutput | None = None) -> None:
-        super().__init__(limit, on_output)
-        self._control = control
 
-    async def run(self, action: str, fields: Sequence[str], stdin: bytes | Input, seconds: float) -> int:
-        """The exit code. On a time limit, or when cancelled, whatever the request started is ended."""
-        number, waiting = await self._control.begin(action, fields, self.theirs)
-        self.close_theirs()
-        self.feed(stdin)
-        try:
-            await asyncio.wait([waiting], timeout=seconds)
-        except asyncio.CancelledError:
-            await asyncio.shield(asyncio.ensure_future(self._end(number, waiting)))
-            raise
-        if waiting.done():
-            return self._code(waiting.result())
-        await self._end(number, waiting)
-        raise TimeoutError
-
-    def _code(self, answer: InitAnswer) -> int:
-        if answer.kind == "error":
-            raise SandboxError(f"the sandbox can't start a process: {os.strerror(answer.value)}")
-        return answer.value
-
-    async def _end(self, number: int, waiting: asyncio.Future[InitAnswer]) -> None:
-        await self._control.kill(number)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(waiting), END_S)
+async def _end_request(control: Control, number: int, waiting: asyncio.Future[InitAnswer]) -> None:
+    """End what a request has started, and wait until that is over."""
+    await control.kill(number)
+    await asyncio.wait([waiting], timeout=END_S)
 
 
 def _limits(settings: SandboxSettings, mode: str, cgroup: bool, filtered: bool) -> dict[str, str]:
@@ -289,16 +231,6 @@ def _with_control(line: list[str], control: int, cgroup: Cgroup | None) -> list[
     """The command line, in the cgroup, with the channel's descriptor."""
     files = cgroup.files if cgroup is not None else []
     return ["/bin/sh", "-c", _JOIN, "sh", str(len(files)), *files, *line, f"control={control}"]
-
-
-def _raise_for(result: ExecResult, path: str) -> None:
-    if result.exit_code == 0:
-        return
-    if result.timed_out:
-        raise OSError(errno.ETIMEDOUT, f"took longer than {FILE_S:g} s", path)
-    text = result.stderr.decode(errors="replace")
-    number = int(text) if text.isdecimal() else 5
-    raise OSError(number, os.strerror(number), path)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

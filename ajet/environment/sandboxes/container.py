@@ -28,18 +28,13 @@ from ajet.environment.sandboxes.sandbox import (
     FILE_S,
     PATH,
     WORKSPACE,
-    Command,
+    Confined,
     ExecResult,
-    Input,
-    OnOutput,
+    Execution,
     SandboxError,
     SandboxSettings,
     Streams,
-    arguments_of,
-    content_of,
-    read_line,
-    write_line,
-    written,
+    within,
 )
 
 START_S = 120.0
@@ -49,10 +44,13 @@ LABEL = "ajet.sandbox"
 
 _FIRST = "echo ready; while read -r line; do (:); done"
 """Process 1: its shell frees processes that have ended whenever it is sent a line, and exits with its input."""
+_ENTER = (
+    'cd -- "$1" 2>/dev/null || { echo "cannot work in $1: No such file or directory" >&2; exit 1; }; shift; exec "$@"'
+)
 
 
-class ContainerSandbox:
-    """See `ajet.environment.sandboxes.sandbox.Confined`."""
+class ContainerSandbox(Confined):
+    """Kinds `docker` and `podman`."""
 
     @staticmethod
     def check(settings: SandboxSettings) -> None:
@@ -87,19 +85,15 @@ class ContainerSandbox:
             )
 
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
-        self.settings = settings
-        self.workspace = settings.workspace
+        super().__init__(settings)
         self._program = settings.kind
         self._name = ""
         self._forwarder = Forwarder.of(settings, gateway_url)
+        self.gateway_url = self._forwarder.url if self._forwarder else None
         self._process: subprocess.Popen[bytes] | None = None
         self._ending = threading.Lock()
         self._expiry: asyncio.TimerHandle | None = None
         self._closed_because = "the sandbox is closed"
-
-    @property
-    def gateway_url(self) -> str | None:
-        return self._forwarder.url if self._forwarder else None
 
     @property
     def limits(self) -> Mapping[str, str]:
@@ -154,7 +148,7 @@ class ContainerSandbox:
     async def _bring_files_of_image(self) -> None:
         """Copy what the image has in the workspace, which the folder in memory hides."""
         packed = await asyncio.to_thread(_files_of_image, self.settings)
-        ran = await self._run(["tar", "-C", self.workspace, "-xf", "-"], packed, FILE_S, 4096, {}, None)
+        ran = await self.run(Execution(["tar", "-xf", "-"], FILE_S, 4096, stdin=packed))
         if packed and ran.exit_code:
             said = ran.stderr.decode(errors="replace").strip()[-500:]
             raise SandboxError(f"the files of the image's {self.workspace} can't be copied: {said}")
@@ -165,70 +159,28 @@ class ContainerSandbox:
 
     # ------------------------------------------------------------ commands and files
 
-    async def exec(
-        self,
-        command: Command,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | Input = b"",
-        on_output: OnOutput | None = None,
-    ) -> ExecResult:
-        arguments = arguments_of(command)
-        folder = posixpath.join(self.workspace, cwd or "")
-        enter = 'cd -- "$1" 2>/dev/null || { echo "cannot work in $1: No such file or directory" >&2; exit 1; }; '
-        line = ["/bin/sh", "-c", f'{enter}shift; exec "$@"', "sh", folder, *arguments]
-        seconds = self.settings.seconds_for(timeout)
-        return await self._run(line, stdin, seconds, self.settings.output_bytes, env or {}, on_output)
-
-    async def read(self, path: str) -> bytes:
-        return content_of(await self._run(read_line(self.workspace, path), b"", FILE_S, 1 << 30, {}, None), path)
-
-    async def write(self, path: str, content: bytes) -> None:
-        written(await self._run(write_line(self.workspace, path), content, FILE_S, 4096, {}, None), path)
-
-    async def _run(
-        self,
-        line: Sequence[str],
-        stdin: bytes | Input,
-        seconds: float,
-        limit: int,
-        env: Mapping[str, str],
-        on_output: OnOutput | None,
-    ) -> ExecResult:
+    async def run(self, asked: Execution) -> ExecResult:
         container = self._live()
-        started = time.perf_counter()
-        streams = Streams(limit, on_output)
+        streams = Streams(asked)
         theirs_in, theirs_out, theirs_err = streams.theirs
-        variables = [part for name, value in env.items() for part in ("--env", f"{name}={value}")]
+        folder = posixpath.join(self.workspace, asked.folder)
+        variables = [part for name, value in asked.env.items() for part in ("--env", f"{name}={value}")]
         user = _user(self.settings)
-        enter = ["exec", "--interactive", "--user", user, *variables, self._name, *line]
         try:
-            process = await asyncio.create_subprocess_exec(
-                *_command(self.settings),
-                *enter,
-                stdin=theirs_in,
-                stdout=theirs_out,
-                stderr=theirs_err,
-                start_new_session=True,
-            )
-        except BaseException as error:
-            streams.close()
-            if isinstance(error, OSError):
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *_command(self.settings),
+                    *("exec", "--interactive", "--user", user, *variables, self._name),
+                    *("/bin/sh", "-c", _ENTER, "sh", folder, *asked.arguments),
+                    stdin=theirs_in,
+                    stdout=theirs_out,
+                    stderr=theirs_err,
+                    start_new_session=True,
+                )
+            except OSError as error:
                 raise SandboxError(f"{self._program} exec can't be started: {error}") from None
-            raise
-        streams.close_theirs()
-        streams.feed(stdin)
-        timed_out = False
-        try:
-            code = await asyncio.wait_for(process.wait(), seconds)
-        except TimeoutError:
-            timed_out, code = True, 124
-            await self._end_all(process)
-        except asyncio.CancelledError:
-            await asyncio.shield(asyncio.ensure_future(self._end_all(process)))
-            raise
+            streams.begin()
+            code, timed_out = await within(asked.seconds, process.wait(), lambda: self._end_all(process))
         finally:
             streams.close()
         if container.poll() is not None:
@@ -236,7 +188,7 @@ class ContainerSandbox:
         with contextlib.suppress(OSError):
             assert container.stdin is not None
             os.write(container.stdin.fileno(), b"\n")  # its first process frees what has ended
-        return streams.result(code, time.perf_counter() - started, timed_out)
+        return streams.result(code, timed_out)
 
     async def _end_all(self, process: asyncio.subprocess.Process) -> None:
         """End everything in the container but its first process: nothing tells which command started what."""
@@ -258,15 +210,12 @@ class ContainerSandbox:
 
     # ------------------------------------------------------------ ends
 
-    async def end_processes(self) -> None:
-        await self.exec(["/bin/sh", "-c", "kill -9 -1"])
-
     async def close(self) -> None:
         if self._expiry is not None:
             self._expiry.cancel()
         if self._forwarder is not None:
             self._forwarder.close()
-        await asyncio.shield(asyncio.to_thread(self.kill))
+        await super().close()
 
     def kill(self) -> None:
         with self._ending:

@@ -1,4 +1,4 @@
-"""The first process of a bubblewrap sandbox: starts commands, reads and writes files, and ends with its owner.
+"""The first process of a bubblewrap sandbox: starts commands, and ends with its owner.
 
 It runs inside, as process 1, from this one file and nothing of ajet's. Requests arrive on one descriptor, a packet
 each: a number, and the descriptors of what is asked and of the streams to connect. Answers are a number and a result.
@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found] # `signal` loads `enum` and `re`: a third of the start
 import _socket
-import errno
 import os
 import resource
 import select
-import stat
 import sys
 from time import clock_gettime
 
@@ -27,7 +25,6 @@ POLL_S = 0.05
 """How often files are counted, and memory where no cgroup does it."""
 IN_MEMORY = ("/tmp", "/dev/shm")
 """Besides the folders that the options name."""
-LARGEST_READ = 256 << 20
 KILL_PASSES = 200
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -111,7 +108,7 @@ class Inside:
                 return
             code = 125
             try:
-                code = self.child(action, fields, descriptors[1:])
+                code = self.child(fields, descriptors[1:])
             finally:
                 os._exit(code)
 
@@ -121,7 +118,7 @@ class Inside:
 
     # ------------------------------------------------------------ in the new process
 
-    def child(self, action: str, fields: list[str], descriptors: list[int]) -> int:
+    def child(self, fields: list[str], descriptors: list[int]) -> int:
         """Become one of the sandbox's commands. Returns an exit code, unless another program takes over."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -132,17 +129,7 @@ class Inside:
             os.dup2(descriptor, target)
         os.closerange(3, 256)
         self.confine()
-        if action == "exec":
-            return run(fields)
-        try:
-            if action == "read":
-                read_file(fields[0])
-            else:
-                write_file(fields[0])
-        except OSError as error:
-            os.write(2, str(error.errno or errno.EIO).encode())
-            return 1
-        return 0
+        return run(fields)
 
     def confine(self) -> None:
         """Limits, and another user."""
@@ -262,55 +249,6 @@ def run(fields: list[str]) -> int:
             found = found if isinstance(error, (FileNotFoundError, NotADirectoryError)) else error
     os.write(2, f"{program}: {found.strerror if found else 'not found'}\n".encode("utf-8", "replace"))
     return 126 if found else 127
-
-
-def read_file(path: str) -> None:
-    """Copy a regular file to standard output."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    about = os.fstat(descriptor)
-    if stat.S_ISDIR(about.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "")
-    if not stat.S_ISREG(about.st_mode):
-        raise PermissionError(errno.EPERM, "")
-    if about.st_size > LARGEST_READ:
-        raise OSError(errno.EFBIG, "")
-    left = LARGEST_READ
-    while left > 0:
-        chunk = os.read(descriptor, 1 << 16)
-        if not chunk:
-            return
-        left -= len(chunk)
-        while chunk:
-            chunk = chunk[os.write(1, chunk) :]
-
-
-def write_file(path: str) -> None:
-    """Copy standard input to a file: whole, or not at all."""
-    path = os.path.realpath(path)
-    if os.path.isdir(path):
-        raise IsADirectoryError(errno.EISDIR, "")
-    folder, name = os.path.split(path)
-    os.makedirs(folder, exist_ok=True)
-    try:
-        mode = stat.S_IMODE(os.stat(path).st_mode)
-        if not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, "")
-    except FileNotFoundError:
-        mode = 0o644
-    temporary = os.path.join(folder, f".{name[:200]}.{os.getpid()}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        os.fchmod(descriptor, mode)
-        while True:
-            chunk = os.read(0, 1 << 16)
-            if not chunk:
-                break
-            while chunk:
-                chunk = chunk[os.write(descriptor, chunk) :]
-        os.replace(temporary, path)
-    except OSError:
-        os.unlink(temporary)
-        raise
 
 
 def hide() -> None:

@@ -13,26 +13,22 @@ import posixpath
 import secrets
 import shlex
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from ajet.environment.sandboxes import run_on_host
 from ajet.environment.sandboxes.kubernetes_api import Cluster, PodOptions, pod
 from ajet.environment.sandboxes.sandbox import (
-    FILE_S,
     WORKSPACE,
-    Command,
+    Confined,
     ExecResult,
+    Execution,
     Input,
     Kept,
-    OnOutput,
     SandboxError,
     SandboxSettings,
-    arguments_of,
-    content_of,
-    read_line,
-    write_line,
-    written,
+    result_of,
+    within,
 )
 
 POLL_S = 0.5
@@ -56,11 +52,8 @@ _RUN = ["/bin/sh", "-c", 'IFS= read -r line; eval "$(printf %s "$line" | base64 
 _swept = {"at": float("-inf")}
 
 
-class KubernetesSandbox:
-    """See `ajet.environment.sandboxes.sandbox.Confined`."""
-
-    workspace = WORKSPACE
-    gateway_url = None
+class KubernetesSandbox(Confined):
+    """Kind `kubernetes`."""
 
     @staticmethod
     def check(settings: SandboxSettings) -> None:
@@ -80,7 +73,7 @@ class KubernetesSandbox:
 
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
         _check_settings(settings)
-        self.settings = settings
+        super().__init__(settings)
         self._options = PodOptions.of(settings)
         self._cluster: Cluster | None = None
         self._name = ""
@@ -133,66 +126,27 @@ class KubernetesSandbox:
 
     # ------------------------------------------------------------ commands and files
 
-    async def exec(
-        self,
-        command: Command,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | Input = b"",
-        on_output: OnOutput | None = None,
-    ) -> ExecResult:
-        arguments = arguments_of(command)
-        seconds = self.settings.seconds_for(timeout)
-        line = [*(["env", *(f"{name}={value}" for name, value in env.items())] if env else []), *arguments]
-        return await self._run(line, stdin, seconds, self.settings.output_bytes, cwd or "", on_output)
-
-    async def read(self, path: str) -> bytes:
-        return content_of(await self._run(read_line(WORKSPACE, path), b"", FILE_S, 1 << 30), path)
-
-    async def write(self, path: str, content: bytes) -> None:
-        written(await self._run(write_line(WORKSPACE, path), content, FILE_S, 4096), path)
-
-    async def _run(
-        self,
-        line: Sequence[str],
-        stdin: bytes | Input,
-        seconds: float,
-        limit: int,
-        folder: str = "",
-        on_output: OnOutput | None = None,
-    ) -> ExecResult:
+    async def run(self, asked: Execution) -> ExecResult:
         cluster = self._live()
         started = time.perf_counter()
-        stdout, stderr = Kept(limit, on_output), Kept(limit, on_output)
-        counted = None if isinstance(stdin, Input) else len(stdin)
-        script = base64.b64encode(self._script(line, folder, counted).encode()) + b"\n"
-        timed_out = False
+        stdout, stderr = (Kept(asked.output_bytes, asked.on_output) for _ in range(2))
+        script = base64.b64encode(self._script(asked).encode()) + b"\n"
+        running = cluster.run(self._name, _RUN, (script, asked.stdin), stdout, stderr)
         try:
-            async with asyncio.timeout(seconds):
-                code = await cluster.run(self._name, _RUN, (script, stdin), stdout, stderr)
-        except TimeoutError:
-            timed_out, code = True, 124
-            await self._end_all(cluster)
-        except asyncio.CancelledError:
-            await asyncio.shield(asyncio.ensure_future(self._end_all(cluster)))
-            raise
+            code, timed_out = await within(asked.seconds, running, lambda: self._end_all(cluster))
         except SandboxError as error:
             raise SandboxError(await self._why(cluster) or str(error)) from None
-        took = time.perf_counter() - started
-        truncated = stdout.truncated or stderr.truncated
-        return ExecResult(code, stdout.content(), stderr.content(), took, timed_out, truncated)
+        return result_of(code, timed_out, started, stdout, stderr)
 
-    def _script(self, line: Sequence[str], folder: str, input_bytes: int | None) -> str:
-        """What the shell inside does. `input_bytes`: None if the input is written while the command runs."""
-        place = shlex.quote(posixpath.join(WORKSPACE, folder))
+    def _script(self, asked: Execution) -> str:
+        """What the shell inside does."""
+        place = shlex.quote(posixpath.join(WORKSPACE, asked.folder))
         processes, disk = self.settings.processes, self.settings.disk_mb << 11  # blocks of 512 bytes
-        words = shlex.join(line)
-        # input has no end of its own on this connection: what is wanted is counted off
-        run = f"head -c {input_bytes} | exec {words}" if input_bytes else f"exec {words} </dev/null"
-        if input_bytes is None:
-            run = f"exec {words}"
+        variables = [f"{name}={value}" for name, value in asked.env.items()]
+        run = "exec " + shlex.join([*(["env", *variables] if variables else []), *asked.arguments])
+        if not isinstance(asked.stdin, Input):
+            # input has no end of its own on this connection: what is wanted is counted off
+            run = f"head -c {len(asked.stdin)} | {run}" if asked.stdin else f"{run} </dev/null"
         return (
             f"cd -- {place} 2>/dev/null || {{ echo cannot work in {place}: No such file or directory >&2; exit 1; }}\n"
             f"ulimit -u {processes} 2>/dev/null || ulimit -p {processes} 2>/dev/null\n"

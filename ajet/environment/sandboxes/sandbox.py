@@ -1,6 +1,6 @@
-"""`Sandbox`: a confined place in which one episode runs commands and keeps files.
+"""`Confined`: a sandbox of one kind, with its settings, the streams of its commands, and their results.
 
-Code that a model wrote runs here and nowhere else. A sandbox belongs to one episode, and closing it ends every process
+Code that a model wrote runs in a sandbox and nowhere else. It belongs to one episode, and closing it ends every process
 in it and removes its files. What a command does wrong (exit code, time limit, too much output) is an `ExecResult`; only
 a sandbox that itself fails raises `SandboxError`.
 """
@@ -12,10 +12,12 @@ import errno
 import math
 import os
 import posixpath
+import secrets
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import ClassVar, Literal, get_args
 
 from ajet.config.kinds import SANDBOXES
 from ajet.schema.errors import UserError
@@ -99,18 +101,6 @@ class SandboxSettings:
         """The workspace, and the further folders."""
         return (self.workspace, *self.folders)
 
-    def seconds_for(self, asked: float | None) -> float:
-        """How long a command may run that asks for this long."""
-        return min(asked or self.exec_seconds, self.exec_seconds)
-
-
-def arguments_of(command: Command, shell: str = "/bin/sh") -> list[str]:
-    """The argument vector of a command. Raises ValueError for what can't be one."""
-    arguments = [shell, "-c", command] if isinstance(command, str) else list(command)
-    if not arguments or any("\0" in argument for argument in arguments):
-        raise ValueError("a command needs at least a program's name, and no NUL characters")
-    return arguments
-
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
@@ -124,62 +114,6 @@ class ExecResult:
     timed_out: bool = False
     truncated: bool = False
     """Some output was dropped: it was longer than `output_bytes`."""
-
-
-class Confined(Protocol):
-    """What a sandbox does, of whatever kind. Used on the sandboxes' thread only."""
-
-    @property
-    def workspace(self) -> str:
-        """The folder, as seen inside, where commands start and relative paths begin."""
-
-    @property
-    def gateway_url(self) -> str | None:
-        """The run's gateway as it is reached from inside (`network: gateway`)."""
-
-    @property
-    def settings(self) -> SandboxSettings:
-        """How it is confined: what another one like it is made of."""
-
-    @property
-    def limits(self) -> Mapping[str, str]:
-        """What holds each limit: `memory: cgroup`, `processes: prlimit`, … or `not limited`."""
-
-    async def exec(
-        self,
-        command: Command,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | Input = b"",
-        on_output: OnOutput | None = None,
-    ) -> ExecResult:
-        """Run a shell line, or an argument vector without a shell. Cancelling it ends the command and its children.
-        Raises ValueError for what can't be a command."""
-
-    async def read(self, path: str) -> bytes:
-        """A file's bytes. Raises FileNotFoundError, IsADirectoryError, PermissionError or another OSError."""
-
-    async def write(self, path: str, content: bytes) -> None:
-        """Create or replace a file, whole or not at all; its folders are made. Raises OSError."""
-
-    async def end_processes(self) -> None:
-        """End what commands have left running. The files stay."""
-
-    async def close(self) -> None:
-        """End all processes and remove all files. Calling it again does nothing."""
-
-    def kill(self) -> None:
-        """`close`, from any thread, and without an event loop. May take a moment."""
-
-
-class Sandbox(Confined, Protocol):
-    """An async context manager, made by `open_sandbox`, that closes it. Can be used from any event loop."""
-
-    async def __aenter__(self) -> Sandbox: ...
-
-    async def __aexit__(self, *_: object) -> None: ...
 
 
 OnOutput = Callable[[bytes], None]
@@ -320,49 +254,61 @@ async def feed(descriptor: int, content: bytes | Input) -> None:
                 try:
                     at += os.write(descriptor, piece[at:])
                 except BlockingIOError:
-                    await _writable(loop, descriptor)
+                    writable = asyncio.Event()
+                    loop.add_writer(descriptor, writable.set)
+                    try:
+                        await writable.wait()
+                    finally:
+                        loop.remove_writer(descriptor)
     except BrokenPipeError:
         return
     finally:
         os.close(descriptor)
 
 
-async def _writable(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_writer(descriptor, lambda: None if ready.done() else ready.set_result(None))
-    try:
-        await ready
-    finally:
-        loop.remove_writer(descriptor)
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """A program to run, with what it reads and how much it may take."""
+
+    arguments: Sequence[str]
+    seconds: float
+    output_bytes: int
+    folder: str = ""
+    """Relative to the workspace."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: bytes | Input = b""
+    on_output: OnOutput | None = None
 
 
 class Streams:
-    """A command's three streams: pipes, whose other ends are the command's."""
+    """A program's three streams: pipes, whose other ends are the program's."""
 
-    def __init__(self, limit: int, on_output: OnOutput | None = None) -> None:
+    def __init__(self, asked: Execution) -> None:
+        self._started = time.perf_counter()
+        self._content = asked.stdin
         stdin, self._input = os.pipe()
         ours_out, stdout = os.pipe()
         ours_err, stderr = os.pipe()
         self.theirs = [stdin, stdout, stderr]
-        """The command's ends, until they are closed here."""
-        self._stdout = Output(ours_out, limit, on_output)
-        self._stderr = Output(ours_err, limit, on_output)
+        """The program's ends, until they are closed here."""
+        self._stdout = Output(ours_out, asked.output_bytes, asked.on_output)
+        self._stderr = Output(ours_err, asked.output_bytes, asked.on_output)
         self._feeding: asyncio.Task[None] | None = None
 
-    def feed(self, content: bytes | Input) -> None:
-        """Begin to write the command's input."""
-        self._feeding = asyncio.create_task(feed(self._input, content))
+    def begin(self) -> None:
+        """The program has its ends: write what it reads."""
+        self._close_theirs()
+        self._feeding = asyncio.create_task(feed(self._input, self._content))
         self._input = -1
 
-    def close_theirs(self) -> None:
-        """The command has its ends, or there will be none."""
+    def _close_theirs(self) -> None:
         for descriptor in self.theirs:
             os.close(descriptor)
         self.theirs = []
 
     def close(self) -> None:
         """Take the rest of the output, and free everything."""
-        self.close_theirs()
+        self._close_theirs()
         if self._feeding is not None:
             self._feeding.cancel()
         if self._input >= 0:
@@ -371,25 +317,44 @@ class Streams:
         self._stdout.finish()
         self._stderr.finish()
 
-    def result(self, exit_code: int, seconds: float, timed_out: bool = False) -> ExecResult:
-        """What the command did, with what is kept of its output."""
-        stdout, stderr = self._stdout, self._stderr
-        truncated = stdout.truncated or stderr.truncated
-        return ExecResult(exit_code, stdout.content(), stderr.content(), seconds, timed_out, truncated)
+    def result(self, exit_code: int, timed_out: bool) -> ExecResult:
+        """What the program did, with what is kept of its output."""
+        return result_of(exit_code, timed_out, self._started, self._stdout, self._stderr)
+
+
+def result_of(exit_code: int, timed_out: bool, started: float, stdout: Kept, stderr: Kept) -> ExecResult:
+    """What a program did that was started then."""
+    seconds = time.perf_counter() - started
+    truncated = stdout.truncated or stderr.truncated
+    return ExecResult(exit_code, stdout.content(), stderr.content(), seconds, timed_out, truncated)
+
+
+async def within(seconds: float, exiting: Awaitable[int], end: Callable[[], Awaitable[object]]) -> tuple[int, bool]:
+    """A program's exit code, and whether its time was over. `end` ends it then, and when this is cancelled."""
+    try:
+        return await asyncio.wait_for(exiting, seconds), False
+    except TimeoutError:
+        await end()
+        return 124, True
+    except asyncio.CancelledError:
+        await asyncio.shield(asyncio.ensure_future(end()))
+        raise
 
 
 FILE_S = 60.0
 LARGEST_READ = 256 << 20
 
-_READ = (
+_PATH = "PATH=$PATH:/usr/bin:/bin; "  # that of the settings may hold the agent's programs alone
+_READ = _PATH + (
     'if [ -d "$1" ]; then exit 73; elif [ ! -e "$1" ]; then exit 72; '
     'elif [ ! -f "$1" ] || [ ! -r "$1" ]; then exit 74; fi; exec head -c "$2" -- "$1"'
 )
-_WRITE = (
-    'p=$(readlink -f -- "$1" 2>/dev/null || printf %s "$1"); [ -d "$p" ] && exit 73; d=$(dirname -- "$p"); '
-    'mkdir -p -- "$d" || exit 75; [ -e "$p" ] && [ ! -w "$p" ] && exit 74; '
-    't=$(mktemp "$d/.new.XXXXXX") || exit 75; m=644; [ -e "$p" ] && m=$(stat -c %a -- "$p"); '
-    'if cat > "$t" && chmod "$m" "$t" && mv -f -- "$t" "$p"; then exit 0; fi; rm -f -- "$t"; exit 75'
+_WRITE = _PATH + (  # with few programs, as each takes a moment to start
+    'umask 022; set -C; p=$1; [ -L "$1" ] && p=$(readlink -f -- "$1" || printf %s "$1"); d=${p%/*}; t=$d/.new.$2; m=; '
+    '[ -d "$p" ] || [ "${p%/}" != "$p" ] && exit 73; [ -d "$d/" ] || mkdir -p -- "$d" || exit 75; '
+    'if [ -e "$p" ]; then [ -w "$p" ] || exit 74; m=$(stat -c %a -- "$p"); fi; '
+    'if cat > "$t" && { [ -z "$m" ] || chmod "$m" "$t"; } && mv -f -- "$t" "$p"; then exit 0; fi; '
+    'rm -f -- "$t"; exit 75'
 )
 _ERRORS = {72: errno.ENOENT, 73: errno.EISDIR, 74: errno.EACCES}
 _SAID = {
@@ -398,26 +363,83 @@ _SAID = {
 """What a shell says about a failed write."""
 
 
-def read_line(workspace: str, path: str) -> list[str]:
-    """A command that prints a file. Raises FileNotFoundError for what can't be a path."""
-    return ["/bin/sh", "-c", _READ, "sh", place_of(workspace, path), str(LARGEST_READ + 1)]
+class Confined:
+    """A sandbox of one kind, and the base class of kinds. Used on the sandboxes' thread only; see `Sandbox`.
+
+    A kind makes it (`start`), runs programs in it (`run`), and ends it (`kill`).
+    """
+
+    shell: ClassVar[str] = "/bin/sh"
+    gateway_url: str | None = None
+
+    def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
+        """`gateway_url`: the run's gateway, as this machine reaches it."""
+        self.settings = settings
+        self.workspace = settings.workspace
+
+    @staticmethod
+    def check(settings: SandboxSettings) -> None:
+        """Raises `SandboxError` if no such sandbox can be made here."""
+
+    @property
+    def limits(self) -> Mapping[str, str]:
+        raise NotImplementedError
+
+    async def start(self) -> None:
+        """Make it. Raises `SandboxError`."""
+        raise NotImplementedError
+
+    async def run(self, asked: Execution) -> ExecResult:
+        """Run a program. Cancelling it ends the program and its children."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        raise NotImplementedError
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | Input = b"",
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        arguments = [self.shell, "-c", command] if isinstance(command, str) else list(command)
+        if not arguments or any("\0" in argument for argument in arguments):
+            raise ValueError("a command needs at least a program's name, and no NUL characters")
+        longest, most = self.settings.exec_seconds, self.settings.output_bytes
+        seconds = min(timeout or longest, longest)
+        return await self.run(Execution(arguments, seconds, most, cwd or "", env or {}, stdin, on_output))
+
+    async def read(self, path: str) -> bytes:
+        line = ["/bin/sh", "-c", _READ, "sh", self._place_of(path), str(LARGEST_READ + 1)]
+        done = await self.run(Execution(line, FILE_S, 1 << 30))
+        _check_done(done, path)
+        if len(done.stdout) > LARGEST_READ:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+        return done.stdout
+
+    async def write(self, path: str, content: bytes) -> None:
+        line = ["/bin/sh", "-c", _WRITE, "sh", self._place_of(path), secrets.token_hex(8)]
+        _check_done(await self.run(Execution(line, FILE_S, 4096, stdin=content)), path)
+
+    def _place_of(self, path: str) -> str:
+        """A path as seen inside. Raises FileNotFoundError for what can't be one."""
+        if not path or "\0" in path:
+            raise FileNotFoundError(2, "no such file", path)
+        return posixpath.join(self.workspace, path)
+
+    async def end_processes(self) -> None:
+        await self.exec(["/bin/sh", "-c", "kill -9 -1"])
+
+    async def close(self) -> None:
+        await asyncio.shield(asyncio.to_thread(self.kill))
 
 
-def content_of(result: ExecResult, path: str) -> bytes:
-    """What `read_line` printed. Raises OSError."""
-    written(result, path)
-    if len(result.stdout) > LARGEST_READ:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-    return result.stdout
-
-
-def write_line(workspace: str, path: str) -> list[str]:
-    """A command that makes a file of its standard input: whole, or not at all."""
-    return ["/bin/sh", "-c", _WRITE, "sh", place_of(workspace, path)]
-
-
-def written(result: ExecResult, path: str) -> None:
-    """Raises the OSError that one of these commands met."""
+def _check_done(result: ExecResult, path: str) -> None:
+    """Raises the OSError that `_READ` or `_WRITE` met."""
     if result.timed_out:
         raise OSError(errno.ETIMEDOUT, f"took longer than {FILE_S:g} s", path)
     if result.exit_code == 0:
@@ -426,10 +448,3 @@ def written(result: ExecResult, path: str) -> None:
     meant = next((number for words, number in _SAID.items() if words in said), errno.EIO)
     number = _ERRORS.get(result.exit_code, meant)
     raise OSError(number, os.strerror(number), path)
-
-
-def place_of(workspace: str, path: str) -> str:
-    """A path as seen inside. Raises FileNotFoundError for what can't be one."""
-    if not path or "\0" in path:
-        raise FileNotFoundError(2, "no such file", path)
-    return posixpath.join(workspace, path)

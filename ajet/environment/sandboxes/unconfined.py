@@ -12,31 +12,27 @@ import os
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from ajet.environment.sandboxes.sandbox import (
     WORKSPACE,
-    Command,
+    Confined,
     ExecResult,
-    Input,
-    OnOutput,
+    Execution,
     SandboxError,
     SandboxSettings,
     Streams,
-    arguments_of,
+    within,
 )
 
 
-class UnconfinedSandbox:
-    """See `ajet.environment.sandboxes.sandbox.Confined`."""
-
-    gateway_url: str | None
+class UnconfinedSandbox(Confined):
+    """Kind `none`."""
 
     @staticmethod
     def check(settings: SandboxSettings) -> None:
-        """It must be asked for with open eyes."""
+        """Refuse unless `network: host` is set explicitly."""
         if settings.network != "host":
             raise SandboxError(f"sandbox kind none can't limit the network: set network: host, not {settings.network}")
         if settings.writable != (WORKSPACE,):
@@ -46,7 +42,7 @@ class UnconfinedSandbox:
 
     def __init__(self, settings: SandboxSettings, gateway_url: str | None = None) -> None:
         self.check(settings)
-        self.settings = settings
+        super().__init__(settings)
         self.gateway_url = gateway_url
         self.workspace = ""
         self._running: set[int] = set()
@@ -62,33 +58,21 @@ class UnconfinedSandbox:
         """Make the folder."""
         self.workspace = tempfile.mkdtemp(prefix="ajet-workspace-")
 
-    async def exec(
-        self,
-        command: Command,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | Input = b"",
-        on_output: OnOutput | None = None,
-    ) -> ExecResult:
-        arguments = arguments_of(command)
-        folder = self._place(cwd or "")
+    async def run(self, asked: Execution) -> ExecResult:
+        folder = self._place(asked.folder)
         variables = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": self.workspace,
             "LANG": "C.UTF-8",
             **self.settings.environment,
-            **(env or {}),
+            **asked.env,
         }
-        started = time.perf_counter()
-        streams = Streams(self.settings.output_bytes, on_output)
+        streams = Streams(asked)
         theirs_in, theirs_out, theirs_err = streams.theirs
-        timed_out, code = False, 0
         try:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *arguments,
+                    *asked.arguments,
                     stdin=theirs_in,
                     stdout=theirs_out,
                     stderr=theirs_err,
@@ -98,22 +82,18 @@ class UnconfinedSandbox:
                 )
             except OSError as error:
                 code = 127 if isinstance(error, FileNotFoundError) else 126
-                return ExecResult(code, b"", f"{arguments[0]}: {error.strerror}\n".encode(), 0.0)
-            streams.close_theirs()
-            streams.feed(stdin)
+                return ExecResult(code, b"", f"{asked.arguments[0]}: {error.strerror}\n".encode(), 0.0)
+            streams.begin()
             self._running = {group for group in self._running if _alive(group)} | {process.pid}
-            seconds = self.settings.seconds_for(timeout)
-            try:
-                code = await asyncio.wait_for(process.wait(), seconds)
-            except TimeoutError:
-                timed_out, code = True, 124
-            finally:
-                if process.returncode is None:
-                    _end(process.pid)
-                    await process.wait()
+
+            async def end() -> None:
+                _end(process.pid)
+                await process.wait()
+
+            code, timed_out = await within(asked.seconds, process.wait(), end)
         finally:
             streams.close()
-        return streams.result(code if code >= 0 else 128 - code, time.perf_counter() - started, timed_out)
+        return streams.result(code if code >= 0 else 128 - code, timed_out)
 
     async def read(self, path: str) -> bytes:
         return await asyncio.to_thread(_content, Path(self._place(path)))
@@ -130,9 +110,6 @@ class UnconfinedSandbox:
         """Those that are still in their command's group."""
         for group in filter(_alive, self._running):
             _end(group)
-
-    async def close(self) -> None:
-        await asyncio.shield(asyncio.to_thread(self.kill))
 
     def kill(self) -> None:
         workspace, self.workspace = self.workspace, ""
