@@ -109,11 +109,9 @@ class CpuTrainEngine(TrainEngineWrapper):  # type: ignore[misc]
     def sync_weight_nccl(self) -> None:
         raise NotImplementedError("NCCL needs GPUs: synchronizer.sync_method: memory")
 
-    async def get_weight_sync_info(self) -> None: ...
+    async def _nothing(self, *_: Any, **__: Any) -> None: ...
 
-    async def setup_weight_sync_group(self, *_: Any, **__: Any) -> None: ...
-
-    async def teardown_weight_sync_group(self) -> None: ...
+    get_weight_sync_info = setup_weight_sync_group = teardown_weight_sync_group = _nothing
 
 
 def trees_of(rows: Sequence[Experience], temperature: float, norm: LossNorm) -> list[tuple[CallTree, EpisodeCredit]]:
@@ -182,9 +180,7 @@ class CpuRolloutModel(InferenceModel):  # type: ignore[misc]
 
     async def sync_model_weights(self, model_version: int, method: SyncMethod, timeout: float = 1200) -> int:
         if method == SyncMethod.CHECKPOINT:
-            folder = (
-                Path(str(self.config.checkpoint_job_dir)) / f"global_step_{model_version}" / "actor" / "huggingface"
-            )
+            folder = Path(str(self.config.checkpoint_job_dir), f"global_step_{model_version}", WEIGHTS)
             weights = load_file(folder / "model.safetensors")
         else:
             weights, model_version = await self._synchronizer.get_model_state_dict.remote()

@@ -83,19 +83,15 @@ def _register_platform() -> None:
         def device_count(self) -> int:
             return 1
 
-        def set_device(self, device_index: int) -> None: ...
-
-        def synchronize(self, device_index: int | None = None) -> None: ...
-
         def manual_seed(self, seed: int) -> None:
             torch.manual_seed(seed)
 
-        def manual_seed_all(self, seed: int) -> None:
-            torch.manual_seed(seed)
+        manual_seed_all = manual_seed
 
-        def set_allocator_settings(self, settings: str) -> None: ...
+        def _nothing(self, *_: Any) -> None: ...
 
-        def empty_cache(self) -> None: ...
+        set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+        profiler_start = profiler_stop = cudart = _nothing
 
         def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
             return None, None
@@ -110,10 +106,6 @@ def _register_platform() -> None:
         def nvtx_range(self, msg: str) -> Iterator[None]:
             yield
 
-        def profiler_start(self) -> None: ...
-
-        def profiler_stop(self) -> None: ...
-
         def ray_resource_name(self) -> str:
             return "GPU"  # the launcher announces one to Ray: verl's placement counts it
 
@@ -122,9 +114,6 @@ def _register_platform() -> None:
 
         def is_ipc_supported(self) -> bool:
             return False
-
-        def cudart(self) -> None:
-            return None
 
 
 def _name_the_device_once() -> None:
@@ -203,23 +192,10 @@ class CpuServer:
 
     # Calls that verl makes to every server, and that mean nothing without a GPU.
 
-    async def wake_up(self, *_: Any, **__: Any) -> None: ...
+    async def _nothing(self, *_: Any, **__: Any) -> None: ...
 
-    async def sleep(self, *_: Any, **__: Any) -> None: ...
-
-    async def clear_kv_cache(self) -> None: ...
-
-    async def release_kv_cache(self) -> None: ...
-
-    async def resume_kv_cache(self) -> None: ...
-
-    async def abort_all_requests(self, *_: Any, **__: Any) -> None: ...
-
-    async def resume_generation(self) -> None: ...
-
-    async def start_profile(self, **_: Any) -> None: ...
-
-    async def stop_profile(self) -> None: ...
+    wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
+    abort_all_requests = resume_generation = start_profile = stop_profile = _nothing
 
 
 class CpuReplica(RolloutReplica):  # type: ignore[misc]

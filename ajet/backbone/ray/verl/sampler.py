@@ -135,14 +135,8 @@ def _placed(
             fields=list_of_dict_to_tensordict([row.fields for row in blanks]),
             tags=[row.tag for row in blanks],
         )
-    left = iter(blanks)
-    placed = []
-    for index in order:
-        if index is not None:
-            placed.append((keys[index], tags[index]))
-        else:
-            blank = next(left)
-            placed.append((blank.key, blank.tag))
+    filling = ((row.key, row.tag) for row in blanks)
+    placed = [next(filling) if index is None else (keys[index], tags[index]) for index in order]
     return PlacedRows(
         partition_id=partition_id,
         keys=[key for key, _ in placed],

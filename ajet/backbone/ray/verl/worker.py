@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -65,15 +65,15 @@ class EpisodeWorker:
             task = Task.model_validate_json(_at(batch, "ajet_task", index))
             occurrence = int(_at(batch, "ajet_occurrence", index))
             place = int(_at(batch, "index", index))
-            group = asyncio.create_task(self._guarded(uid, task, index, place, step, occurrence, validation))
+            group = asyncio.create_task(
+                self._guarded(uid, task, self._group(uid, task, index, place, step, occurrence, validation))
+            )
             self._groups.add(group)
             group.add_done_callback(self._groups.discard)
 
-    async def _guarded(
-        self, uid: str, task: Task, index: int, place: int, step: int, occurrence: int, validation: bool
-    ) -> None:
+    async def _guarded(self, uid: str, task: Task, group: Coroutine[Any, Any, None]) -> None:
         try:
-            await self._group(uid, task, index, place, step, occurrence, validation)
+            await group
         except Exception as error:  # the trainer waits for this group, and must learn of any failure
             if not isinstance(error, UserError | LostThreadsError):
                 log.exception("group %s of task %s failed", uid, task.task_id)
