@@ -37,6 +37,7 @@ from ajet.observe.run_files import read_regular
 from ajet.observe.statistics import Gain, Share
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
 from ajet.schema.errors import ConfigError, UserError
+from ajet.schema.printable import one_line
 from ajet.schema.user_code import ARROW, PROGRAM
 from ajet.task_judge.base_judge import scored_by
 from ajet.task_reader import build_reader, read_validation_tasks
@@ -404,17 +405,14 @@ def _check_fingerprint(folder: Path, made_of: dict[str, str]) -> None:
         raise FingerprintError(f"{file} can't be read ({error}): choose another folder, or delete this one") from None
     other = [name for name in sorted(before.keys() | made_of.keys()) if before.get(name) != made_of.get(name)]
     if other:
-        shown = [f"{name}: {_brief(before.get(name))} then, {_brief(made_of.get(name))} now" for name in other[:6]]
+        then, now = ({name: one_line(made.get(name, "nothing"), 60) for name in other} for made in (before, made_of))
+        shown = [f"{name}: {then[name]} then, {now[name]} now" for name in other[:6]]
         more = [f"and {len(other) - 6} more"] if len(other) > 6 else []
         raise FingerprintError(
             "\n    ".join(
                 [f"{folder} was played with something else", *shown, *more, "choose another folder, or delete this one"]
             )
         )
-
-
-def _brief(value: str | None) -> str:
-    return "nothing" if value is None else value if len(value) <= 60 else f"{value[:57]}…"
 
 
 def model_keys(model: str, engine: str) -> dict[str, Any]:

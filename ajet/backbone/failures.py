@@ -34,14 +34,6 @@ OWN_CLIENT = re.compile(
     r"|\bLiteLlm\(|\bLiteLLMModel\(|\bInferenceClient\(|\ba?completion\("
 )
 """What makes a client that asks a provider, unless it is given the tuner's endpoint."""
-LIBRARY = re.compile(r"\s*(?:from|import)\s+(openai|langchain|langgraph|agentscope)")
-CLIENTS = {
-    "openai": "tuner.as_raw_openai_sdk_client()",
-    "langchain": "tuner.as_langchain_model()",
-    "langgraph": "tuner.as_langchain_model()",
-    "agentscope": "tuner.as_agentscope_model()",
-}
-"""The tuner's client for a library."""
 ALL_CLIENTS = "tuner.as_raw_openai_sdk_client(), as_langchain_model() or as_agentscope_model()"
 ENDPOINT = "tuner.as_oai_baseurl_apikey"
 ADVICE = (
@@ -83,13 +75,11 @@ def advice(config: Config) -> str:
     workflow = load_workflow(config, config.base_dirs)
     file = getattr(sys.modules.get(workflow.__module__), "__file__", None)
     text = "" if file is None else Path(file).read_text(encoding="utf-8", errors="replace")  # None: of a notebook
-    lines = text.splitlines()
-    client = next((CLIENTS[found[1]] for line in lines if (found := LIBRARY.match(line))), ALL_CLIENTS) + ADVICE
-    if ENDPOINT not in text:  # else most likely the client is given it
-        for number, line in enumerate(lines, 1):
-            if OWN_CLIENT.search(line):
-                return f"in {file}:{number}, instead of `{line.strip()}`, write {client}"
-    return client
+    lines = [] if ENDPOINT in text else text.splitlines()  # most likely its client is given the endpoint
+    for number, line in enumerate(lines, 1):
+        if OWN_CLIENT.search(line):
+            return f"in {file}:{number}, instead of `{line.strip()}`, write {ALL_CLIENTS}{ADVICE}"
+    return ALL_CLIENTS + ADVICE
 
 
 MANY_DROPPED = 0.1
@@ -181,7 +171,7 @@ class FailureWatch:
     def _end_without_services(self, when: str, counted: Sequence[Episode]) -> None:
         """A service that is down fails every episode, and training can't repair it: each further step only waits."""
         for down, what, key in (
-            (_without_environment, "the environment", "ajet.rollout.environment"),
+            (lambda one: one.status is EpisodeStatus.ENVIRONMENT_ERROR, "the environment", "ajet.rollout.environment"),
             (self._without_helper, "the helper model", "ajet.helper"),
         ):
             if counted and all(map(down, counted)):
@@ -209,10 +199,6 @@ class FailureWatch:
             "is because of what the model wrote, ajet.failure_reward.%s: -1, for example, counts them",
             *(len(dropped), len(counted), when, count, kind, key),
         )
-
-
-def _without_environment(episode: Episode) -> bool:
-    return episode.status is EpisodeStatus.ENVIRONMENT_ERROR
 
 
 def _last(failed: Sequence[Episode]) -> str:

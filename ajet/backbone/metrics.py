@@ -3,26 +3,8 @@
 An episode is *usable* if it has a reward: the one it earned, or the one that `failure_reward` gives it. Rewards,
 returns and successes are those of usable episodes; the share of the others stands beside them.
 
-| prefix | what |
-|---|---|
-| `return/…` | what episodes earned in all (`trainer.credit.earned`), rewards of calls and agents included |
-| `reward/…` | what the workflow or the judge gave the episode as a whole; without other rewards, the same |
-| `reward/<part>` | the parts of composite rewards, before weighting, over the episodes that have them |
-| `success/rate`, `success/pass@k` | pass@k over groups of at least k usable episodes |
-| `episode/failed_share` | share of the played episodes that have no reward |
-| `episode/without_calls` | how many ended well without a recorded model call |
-| `episode/…` | counts and means: turns, calls, agents, sampled and trained tokens, reply length |
-| `status/…`, `outcome/…`, `failure/…` | how many episodes ended how |
-| `masked/…`, `dropped/…`, `fork/…` | tokens without loss by reason; calls that could not extend another, by reason |
-| `time/…`, `user/…` | mean seconds of each phase of an episode; the workflow's own `log_metrics` |
-| `tag/<tag>/return`, `…/reward`, `…/success` | by task tag |
-| `train/…` | loss, policy_loss, kl, entropy, clip_fraction, grad_norm, lr, staleness, sampler_gap, packing_ratio |
-| `time/…` | seconds of a step and its phases: step, rollout, train, sync, checkpoint |
-| `perf/…` | tokens_per_second, memory_gb, gpus, total_steps |
-| `helper/…` | calls, tokens and cost of the helper model |
-| `val/…` | a validation's metrics, under the same names |
-
-A metric of verl's or Trinity's without a shared name keeps its own, under `verl/` or `trinity/`.
+`docs/metrics.md` explains every name. A metric of verl's or Trinity's without a shared name keeps its own, under
+`verl/` or `trinity/`.
 """
 
 from __future__ import annotations

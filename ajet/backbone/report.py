@@ -40,7 +40,6 @@ EXIT_NOTHING_TRAINED = 1
 NO_DIFFERENCE = "no step had a group whose episodes earned different rewards"
 NO_SUCCESS = "no step had a group with a success and at least pass_k failures: choose tasks that are solved sometimes"
 NO_MODEL = "no episode earned as much as ajet.trainer_common.algorithm.sft.min_reward ({:g})"
-BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
 WIDEST = 100
 """Columns of the report, also where no terminal says how many it has."""
@@ -151,6 +150,8 @@ def report_text(
     """The report as text, for a terminal of so many columns. `temperatures`: of training and of validation. `example`:
     the run is one of ours, so that a project of the user's own comes next. `whole`: the episodes that went well are
     recorded, too."""
+    from ajet.observe.progress_live import sparkline
+
     returns = [step["train/return/mean"] for step in steps if "train/return/mean" in step]
     validated = [step for step in steps if "val/failed_share" in step]
     lines = [""]
@@ -167,7 +168,7 @@ def report_text(
     held = _held_returns(steps) if len(validated) > 1 else []  # one is in the table, and makes no curve
     for label, values in (("training return", returns), ("validation", held)):
         if values:
-            bars = sparkline(values, max(min(WIDTH, room - 12), 8))
+            bars = sparkline(_averaged(values, max(min(WIDTH, room - 12), 8)), WIDTH)
             lines.append(f"{LABEL.format(label)}{values[0]:.3f} {bars} {values[-1]:.3f}")
     total = RunningTotal.of(steps)
     spent = [f"{total.seconds:.0f} s in steps and validation", *cost_texts(total.figures())]
@@ -260,14 +261,11 @@ def _row(step: dict[str, Any]) -> str:
     return "   ".join([f"{step['step']:4}", *cells])
 
 
-def sparkline(values: list[float], width: int = WIDTH) -> str:
-    """The values as a row of bars, averaged down to at most `width`."""
-    count = min(width, len(values))
+def _averaged(values: list[float], most: int) -> list[float]:
+    """The values, averaged down to at most so many."""
+    count = min(most, len(values))
     bounds = [round(index * len(values) / count) for index in range(count + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
-    low, high = min(means), max(means)
-    spread = (high - low) or 1.0
-    return "".join(BARS[min(int((mean - low) / spread * len(BARS)), len(BARS) - 1)] for mean in means)
+    return [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
 
 
 def write_plot(steps: list[dict[str, Any]], path: Path, title: str) -> Path | None:

@@ -275,19 +275,6 @@ def test_without_such_a_line_the_tuner_s_clients_are_named(tmp_path: Path) -> No
         watch(tmp_path, "def ask(tuner):\n    return tuner.as_raw_openai_sdk_client()").look_at("step 1", silent())
 
 
-@pytest.mark.parametrize(
-    ("source", "client"),
-    [
-        ("from langgraph.graph import X", "as_langchain_model"),
-        ("import agentscope\nimport openai", "as_agentscope_model"),
-    ],
-)
-def test_the_client_of_the_library_that_is_imported_first_is_named(tmp_path: Path, source: str, client: str) -> None:
-    guarded = "\n    ".join(["try:", *source.splitlines()]) + "\nexcept ImportError: ..."
-    with pytest.raises(NoModelCallError, match=rf"Use the tuner's client: tuner\.{client}\(\), or any client"):
-        watch(tmp_path, guarded).look_at("step 1", silent())
-
-
 def test_a_client_of_the_tuner_s_endpoint_is_no_line_to_change(tmp_path: Path) -> None:
     source = "def ask(tuner):\n    api = tuner.as_oai_baseurl_apikey()\n    return AsyncOpenAI(base_url=api.base_url)"
     with pytest.raises(NoModelCallError, match=r"Use the tuner's client: tuner\.as_raw_openai_sdk_client\(\), as_"):

@@ -332,10 +332,5 @@ def _block(arguments: list[str], environment: Mapping[str, str]) -> Iterator[sub
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
         end_all(RAY_RUN, environment[RAY_RUN], session=process.pid)
+        process.wait()
