@@ -287,7 +287,10 @@ def _record(cell: EvaluationCell) -> Iterator[EpisodeRecorder | None]:
     with ExperimentFolder.open(config, exp_dir=cell.out, backbone="eval", judge=scored_by(config)) as experiment:
         (folder / FINGERPRINT).write_text(json.dumps(made_of, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         experiment.save_code(user_files(config))
-        _read_earlier(cell, experiment.episodes)
+        if experiment.episodes.exists():
+            with closing(EpisodeStore(experiment.episodes)) as store:
+                for recorded in store.all(EpisodeFilter(validation=True)):
+                    cell.take(recorded.episode)
         before = dict(cell.episodes)
         threshold = config.ajet.task_judge.success_threshold
         settings = RecorderSettings(max_gb=WITHOUT_LIMIT_GB, success_threshold=threshold)
@@ -295,14 +298,6 @@ def _record(cell: EvaluationCell) -> Iterator[EpisodeRecorder | None]:
             yield recorder
         if cell.episodes != before:
             experiment.metrics.log(0, validation_metrics(cell.groups(), threshold))
-
-
-def _read_earlier(cell: EvaluationCell, file: Path) -> None:
-    if not file.exists():
-        return
-    with closing(EpisodeStore(file)) as store:
-        for recorded in store.all(EpisodeFilter(validation=True)):
-            cell.take(recorded.episode)
 
 
 # ---------------------------------------------------------------- the fingerprint

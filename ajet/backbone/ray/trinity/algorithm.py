@@ -61,17 +61,23 @@ class AjetAlgorithmWithoutReference(AjetAlgorithm):
     use_reference: bool = False
 
 
-class _RowLoss:
-    """Base class of both losses. Trinity's field for returns, which is otherwise unused here, holds the token weights.
+class AjetPolicyLoss(PolicyLossFn):  # type: ignore[misc]
+    """Without a KL term. Trinity hands over the fields that `__call__` names; its field for returns, which is otherwise
+    unused here, holds the token weights.
 
     `scale`: data-parallel ranks, because gradients are averaged over them.
     """
 
     def __init__(self, backend: str = "verl", *, payload: str, scale: float = 1.0) -> None:
-        super().__init__(backend=backend)  # type: ignore[call-arg]
+        super().__init__(backend=backend)
         # nothing to correct: the ratio is to the sampler itself
         self._settings = loss_settings(RunPayload.decode(payload).load_config())
         self._scale = scale
+
+    def __call__(
+        self, logprob: Tensor, old_logprob: Tensor, action_mask: Tensor, advantages: Tensor, returns: Tensor
+    ) -> tuple[Tensor, dict[str, float]]:
+        return self._loss(logprob, old_logprob, advantages, returns)
 
     def _loss(
         self, logprob: Tensor, old: Tensor, advantages: Tensor, weights: Tensor, reference: Tensor | None = None
@@ -98,19 +104,10 @@ class _RowLoss:
         return {}
 
 
-class AjetPolicyLoss(_RowLoss, PolicyLossFn):  # type: ignore[misc]
-    """Without a KL term. Trinity hands over the fields that `__call__` names."""
-
-    def __call__(
-        self, logprob: Tensor, old_logprob: Tensor, action_mask: Tensor, advantages: Tensor, returns: Tensor
-    ) -> tuple[Tensor, dict[str, float]]:
-        return self._loss(logprob, old_logprob, advantages, returns)
-
-
-class AjetPolicyLossWithReference(_RowLoss, PolicyLossFn):  # type: ignore[misc]
+class AjetPolicyLossWithReference(AjetPolicyLoss):
     """With a KL term."""
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self,
         logprob: Tensor,
         old_logprob: Tensor,

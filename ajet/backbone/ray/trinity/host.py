@@ -172,11 +172,7 @@ class GroupWorkflow(Workflow):  # type: ignore[misc]
             validation=validation,
             num_repeat=self._repeats,
         )
-        return self._experiences(group, uid, (begin, time.time()), validation=validation)
-
-    def _experiences(
-        self, group: EpisodeGroup, uid: str, span: tuple[float, float], *, validation: bool
-    ) -> list[Experience]:
+        span = (begin, time.time())
         if validation or not group.complete:
             return [empty_experience(group, uid=uid, span=span)]
         return group_experiences(group, [self._runner.samples(one) for one in group.episodes], uid=uid, span=span)

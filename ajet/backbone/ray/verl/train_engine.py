@@ -62,7 +62,7 @@ class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         """One update. Rows without any weight change nothing, the optimiser's state included."""
         if not self._ours:
             return super().train_batch(data, loss_function)
-        weights = data[WEIGHTS].values().abs().sum().to(self._device())
+        weights = data[WEIGHTS].values().abs().sum().to(next(self.module.parameters()).device)
         torch.distributed.all_reduce(weights, group=self.get_data_parallel_group())
         self._weighs = bool(weights > 0)
         return super().train_batch(data, self._loss)
@@ -91,9 +91,6 @@ class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             return float(super().optimizer_step())
         self.optimizer.zero_grad()
         return 0.0
-
-    def _device(self) -> Any:
-        return next(self.module.parameters()).device
 
     def _build_optimizer(self, module: Any) -> Any:
         if not self._ours:
