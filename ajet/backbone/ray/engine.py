@@ -121,11 +121,13 @@ class ServerEngine(RayEngine):
     def of(
         cls, config: Config, client: Any, servers: str, on_death: Callable[[BaseException], None] | None = None
     ) -> ServerEngine:
-        """For the model of a run. `servers`: verl's name of what serves it."""
+        """For the model of a run. `client`: verl's. `servers`: its name of what serves the model."""
+        from ajet.backbone.ray.verl.client import with_versions
+
         source = ModelSource.resolve(config.ajet.model.path)
         renderer = Renderer(source.tokenizer(), end_ids=source.end_ids())
         return cls(
-            client,
+            with_versions(client),
             end_ids=renderer.end_ids,
             max_model_len=config.ajet.rollout.max_model_len,
             kind=ServerKind.of(servers),

@@ -1,4 +1,4 @@
-"""The driver's process, watched: its log and its metrics."""
+"""The driver's process, watched: its log, with the last error in it, and its metrics."""
 
 from __future__ import annotations
 
@@ -11,8 +11,54 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbone.ray.watcher import LEFT_OUT, ChildLog, Tail, WarningRelay, first_line, log_relayed
+from ajet.backbone.ray.watcher import (
+    LEFT_OUT,
+    ChildLog,
+    Tail,
+    WarningRelay,
+    actor_named,
+    first_line,
+    last_error,
+    log_relayed,
+)
 from ajet.observe.logs import LOST, TRACEBACK
+
+RAY_LOG = """\
+\x1b[36m(TaskRunnerV1 pid=77)\x1b[0m Training Progress:   0%|          | 0/3
+Traceback (most recent call last):
+  File "main_ppo.py", line 155, in run
+ray.exceptions.RayTaskError(RuntimeError): \x1b[36mray::TaskRunnerV1.run()\x1b[39m (pid=77, ip=10.0.0.1)
+RuntimeError: episode worker 0 died: The actor died unexpectedly
+\x1b[36m(TaskRunnerV1 pid=77)\x1b[0m Training Progress:   0%|          | 0/3
+"""
+
+
+def test_the_last_error_is_the_cause_and_not_rays_wrapping(tmp_path: Path) -> None:
+    log = tmp_path / "verl.log"
+    log.write_text(RAY_LOG)
+    assert last_error(log) == "RuntimeError: episode worker 0 died: The actor died unexpectedly"
+
+
+def test_a_plain_exception_is_found(tmp_path: Path) -> None:
+    log = tmp_path / "verl.log"
+    log.write_text("Traceback (most recent call last):\n    raise Exception(\nException: The current node timed out.\n")
+    assert last_error(log) == "Exception: The current node timed out."
+
+
+def test_a_dead_actor_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "verl.log"
+    log.write_text(
+        "ray.exceptions.ActorDiedError: The actor died.\n\tclass_name: WorkerDict\n\tactor_id: 1\n\tpid: 7\n"
+    )
+    assert last_error(log) == "ray.exceptions.ActorDiedError: The actor died. (WorkerDict)"
+    assert actor_named(["The actor died.", "\tclass_name: Trainer", "\tpid: 7"]) == " (Trainer)"
+
+
+def test_a_log_without_an_error_is_quoted(tmp_path: Path) -> None:
+    log = tmp_path / "verl.log"
+    log.write_text("one\n\ntwo\n")
+    assert last_error(log) == "one\ntwo"
+    assert last_error(tmp_path / "none") == "it wrote nothing"
 
 
 def test_a_metrics_line_counts_when_it_is_whole(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from ajet.backbone.metrics import is_success
 from ajet.backbone.ray.engine import ServerEngine
 from ajet.backbone.ray.rows import empty_sample, version_span
-from ajet.backbone.ray.verl.client import with_versions
 from ajet.config import Config
 from ajet.config.contradictions import contradictions
 from ajet.context_tracker import TrackerSettings
@@ -92,7 +91,7 @@ class HostRuntime(Runtime):
         self.sampling: dict[str, Mapping[str, Any]] = {}
         """By task."""
 
-        super().__init__(config, make_engine=lambda of: ServerEngine.of(of, with_versions(client), servers))
+        super().__init__(config, make_engine=lambda of: ServerEngine.of(of, client, servers))
 
     @classmethod
     async def of(cls, config: Config, client: Any, servers: str) -> HostRuntime:

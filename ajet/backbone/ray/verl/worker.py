@@ -23,7 +23,6 @@ from ajet.backbone.ray.engine import ServerEngine
 from ajet.backbone.ray.facts import RunPayload
 from ajet.backbone.ray.rows import Row, group_rows, stand_in, validation_row
 from ajet.backbone.ray.verl import plugin
-from ajet.backbone.ray.verl.client import with_versions
 from ajet.backbone.ray.watcher import first_line
 from ajet.backbone.training_settings import credit_settings, imitate_from
 from ajet.schema.episode import EpisodeGroup
@@ -42,7 +41,7 @@ class EpisodeWorker:
 
     def __init__(self, config: Any, llm_client: Any, teacher_client: Any = None, reward_workers: Any = None) -> None:
         rollout = config.actor_rollout_ref.rollout
-        self._client = with_versions(llm_client)
+        self._client = llm_client
         self._servers = str(rollout.name)
         self._runner = GroupRunner(RunPayload.of(config), self._make_engine, workers=int(rollout.agent.num_workers))
         self._threshold = self._runner.config.ajet.task_judge.success_threshold
