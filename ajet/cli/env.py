@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,7 +35,9 @@ def _parser() -> CommandParser:
     idle, hangs = "end one that isn't used (default: 1800)", "end one that hangs (default: 300)"
     serve.add_argument("--idle", type=seconds, default=1800.0, metavar="SECONDS", help=idle)
     serve.add_argument("--step-timeout", type=seconds, default=300.0, metavar="SECONDS", help=hangs)
-    serve.add_argument("--memory", default="4G", metavar="SIZE", help="of each process; 0: no limit (default: 4G)")
+    serve.add_argument(
+        "--memory", default="4G", metavar="SIZE", type=_size, help="of each process; 0: no limit (default: 4G)"
+    )
     serve.add_argument(
         "--option",
         action="append",
@@ -51,7 +53,7 @@ async def _serve(arguments: Namespace) -> int:
     from ajet.environment.instances import InstanceLimits
     from ajet.environment.server import EnvironmentServer
 
-    limits = InstanceLimits(arguments.workers, arguments.idle, arguments.step_timeout, _size(arguments.memory))
+    limits = InstanceLimits(arguments.workers, arguments.idle, arguments.step_timeout, arguments.memory)
     settings = EnvironmentSettings(
         arguments.target, options=options_of(arguments.option, "--option"), key="ajet env serve"
     )
@@ -81,5 +83,5 @@ def _key(name: str | None) -> str | None:
 def _size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
     if found is None:
-        raise UserError(f"--memory {text}: write a size such as 500M or 4G")
+        raise ArgumentTypeError(f"{text!r}: write a size such as 500M or 4G")
     return int(float(found[1]) * _UNITS[found[2].upper()])

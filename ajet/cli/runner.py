@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ajet.backbone.ray import checked_address
+from ajet.cli.store import seconds
 from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.schema.printable import printable
 from ajet.system.command_line import CommandParser, whole
@@ -47,7 +48,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--workers", type=whole(1), default=1, help="episodes at a time (default: 1)")
     parser.add_argument("--name", default=f"{socket.gethostname()}-{os.getpid()}", help="how the run calls this runner")
     parser.add_argument("--ca", metavar="FILE", help="PEM file with the authority of the run's certificate")
-    parser.add_argument("--patience", default="10m", metavar="TIME", help="how long the run may be away (default: 10m)")
+    away = "how long the run may be away (default: 10m)"
+    parser.add_argument("--patience", type=seconds, default="10m", metavar="TIME", help=away)
     parser.add_argument("--with-ray", type=whole(1), metavar="N", help="N such runners as actors of a Ray cluster")
     parser.add_argument("--ray-address", metavar="ADDR", help="the cluster (default: RAY_ADDRESS, or this machine's)")
     arguments = parser.parse_args(argv)
@@ -56,7 +58,8 @@ def run(argv: Sequence[str]) -> int:
     address = urlsplit(arguments.connect)
     if address.scheme not in ("http", "https") or not address.hostname:
         raise UserError(f"--connect: {arguments.connect!r} is not an address: it looks like http://host:port")
-    _check(arguments)
+    if arguments.ca:
+        _check_authority(arguments.ca)
     key = os.environ.get(KEY_VARIABLE)
     if not key:
         raise UserError(
@@ -67,24 +70,19 @@ def run(argv: Sequence[str]) -> int:
     return _Runner(arguments, key).run()
 
 
-def _check(arguments: Namespace) -> None:
+def _check_authority(file: str) -> None:
     """What the workers would meet later, each for itself."""
-    from ajet.cli.store import seconds
-
-    seconds(arguments.patience)
-    if arguments.ca:
-        try:
-            ssl.create_default_context(cafile=arguments.ca)
-        except OSError as error:  # also what ssl raises
-            raise UserError(
-                f"--ca {arguments.ca}: {error.strerror or error}\n"
-                "    give the PEM file of the authority that signed the run's certificate"
-            ) from None
+    try:
+        ssl.create_default_context(cafile=file)
+    except OSError as error:  # also what ssl raises
+        raise UserError(
+            f"--ca {file}: {error.strerror or error}\n"
+            "    give the PEM file of the authority that signed the run's certificate"
+        ) from None
 
 
 async def _work(arguments: Namespace, key: str, number: int, runner: int, workflow_class: type[Workflow]) -> int:
     """In a worker."""
-    from ajet.cli.store import seconds
     from ajet.store.requests import KeyRefusedError, StoreUnavailableError
     from ajet.task_runner.remote import WorkerSettings, work
 
@@ -92,9 +90,8 @@ async def _work(arguments: Namespace, key: str, number: int, runner: int, workfl
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     try:
-        patience = seconds(arguments.patience)
         name = f"{arguments.name}-{number}"
-        settings = WorkerSettings(arguments.connect, key, name, arguments.ca, patience, parent=runner)
+        settings = WorkerSettings(arguments.connect, key, name, arguments.ca, arguments.patience, parent=runner)
         await work(settings, workflow_class, stop)
     except KeyRefusedError:
         print(
@@ -232,7 +229,7 @@ def place(arguments: Namespace, key: str) -> int:
 def _of_one(arguments: Namespace, number: int) -> list[str]:
     """The command line of one runner."""
     line = ["--connect", arguments.connect, "--workflow", arguments.workflow, "--workers", str(arguments.workers)]
-    line += ["--name", f"{arguments.name}-{number}", "--patience", arguments.patience]
+    line += ["--name", f"{arguments.name}-{number}", "--patience", f"{arguments.patience}s"]
     return line + (["--ca", arguments.ca] if arguments.ca else [])
 
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 import sys
 import time
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,6 @@ DEFAULT_PORT = 4747
 DEFAULT_PATH = "store.sqlite"
 """In the working folder."""
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-KEY_VARIABLE = "AJET_STORE_KEY"
 LONGEST_S = 36500 * 86400
 """A century: the calendar can say when it ends."""
 
@@ -38,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"0: any free one (default: {DEFAULT_PORT})")
     parser.add_argument("--tls-cert", metavar="FILE", help="PEM file with the certificate: serve HTTPS")
     parser.add_argument("--tls-key", metavar="FILE", help="PEM file with its private key")
-    parser.add_argument("--keep", metavar="TIME", help="delete rollouts that ended longer ago (12h, 30d)")
+    parser.add_argument("--keep", type=seconds, metavar="TIME", help="delete rollouts that ended longer ago (12h, 30d)")
     gigabytes = real(1e-6, 1e9, "gigabytes")
     parser.add_argument("--keep-gb", type=gigabytes, metavar="GB", help="delete the oldest ended rollouts beyond this")
     arguments = parser.parse_args(argv)
@@ -70,11 +69,10 @@ def _retention(arguments: Namespace) -> Retention:
     mistake."""
     from ajet.store.database_store import Retention
 
-    keep, gigabytes = arguments.keep, arguments.keep_gb
-    kept_for = None if keep is None else seconds(keep)
-    if kept_for == 0:
-        raise UserError(f"--keep {keep}: more than nothing, such as 12h or 30d")
-    return Retention(kept_for, None if gigabytes is None else int(gigabytes * 1e9))
+    if arguments.keep == 0:
+        raise UserError("--keep: more than nothing, such as 12h or 30d")
+    gigabytes = arguments.keep_gb
+    return Retention(arguments.keep, None if gigabytes is None else int(gigabytes * 1e9))
 
 
 async def _serve(arguments: Namespace) -> int:
@@ -130,11 +128,12 @@ def _keys(argv: Sequence[str]) -> int:
     making.add_argument("--role", action="append", required=True, choices=["writer", "reader", "runner"])
     rotating = commands.add_parser("rotate", help="a new key for an old one, which stays valid for a while")
     rotating.add_argument("name")
-    rotating.add_argument("--grace", default="1h", metavar="TIME", help="for how long (default: 1h; 0s: not at all)")
+    grace = "for how long (default: 1h; 0s: not at all)"
+    rotating.add_argument("--grace", type=seconds, default="1h", metavar="TIME", help=grace)
     revoking = commands.add_parser("revoke", help="end a key at once")
     revoking.add_argument("name")
     for command in (making, rotating):
-        command.add_argument("--valid", metavar="TIME", help="when the key expires (30d; default: never)")
+        command.add_argument("--valid", type=seconds, metavar="TIME", help="when the key expires (30d; default: never)")
     for command in (listing, making, rotating, revoking):
         _add_place(command)
     return asyncio.run(_change_keys(parser.parse_args(argv)))
@@ -152,10 +151,9 @@ async def _change_keys(arguments: Namespace) -> int:
         if arguments.do == "revoke":
             access_keys.revoke(tables, arguments.name)
             return f"{arguments.name} ends within seconds"
-        valid = None if arguments.valid is None else seconds(arguments.valid)
         if arguments.do == "rotate":
-            return access_keys.rotate(tables, arguments.name, valid, seconds(arguments.grace))
-        return access_keys.issue(tables, arguments.name, [Role(role) for role in arguments.role], valid)
+            return access_keys.rotate(tables, arguments.name, arguments.valid, arguments.grace)
+        return access_keys.issue(tables, arguments.name, [Role(role) for role in arguments.role], arguments.valid)
 
     print(await key_tables(arguments.path, arguments.postgres, work))
     return 0
@@ -171,10 +169,10 @@ def _line(key: AccessKey) -> str:
 
 
 def seconds(text: str) -> float:
-    """`90s`, `15m`, `12h` or `30d` as seconds."""
+    """The type of an argument that is a length of time: `90s`, `15m`, `12h` or `30d`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if found is None:
-        raise UserError(f"{text!r} is not a length of time: write 90s, 15m, 12h or 30d")
+        raise ArgumentTypeError(f"{text!r} is not a length of time: write 90s, 15m, 12h or 30d")
     if (length := float(found[1]) * UNITS[found[2]]) > LONGEST_S:
-        raise UserError(f"{text!r} is too long: write at most {LONGEST_S // UNITS['d']}d")
+        raise ArgumentTypeError(f"{text!r} is too long: write at most {LONGEST_S // UNITS['d']}d")
     return length
