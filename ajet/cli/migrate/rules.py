@@ -190,6 +190,17 @@ def unless(key: str, neutral: Any, why: str) -> As:
     return As(key, convert)
 
 
+def switch(new: Mapping[str, Any], why: str = "false: as by default") -> As:
+    """A switch that says something here where it is on. `why`: what is said of one that is off."""
+
+    def convert(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+        if not value:
+            raise NotOurs(why)
+        return dict(new)
+
+    return As("", convert)
+
+
 def response_length(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     """Others' limit of all that follows a prompt, which is a reply's limit, too."""
     return {"data.max_response_length": value, "rollout.max_response_length_in_one_turn": value}

@@ -14,6 +14,7 @@ from ajet.cli.migrate.rules import (
     System,
     named,
     response_length,
+    switch,
     trackers,
     warmup_ratio,
 )
@@ -113,15 +114,6 @@ def _betas(place: int) -> As:
     return As(f"{_OPTIM}.betas", convert)
 
 
-def _if_set(new: Mapping[str, Any]) -> As:
-    def convert(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
-        if not value:
-            raise NotOurs("false: as by default")
-        return dict(new)
-
-    return As("", convert)
-
-
 RULES: dict[str, Rule] = {
     "model_name_or_path": "model.path",
     "dtype": "model.dtype",
@@ -132,7 +124,7 @@ RULES: dict[str, Rule] = {
     "lora_alpha": "model.lora.alpha",
     "lora_dropout": "model.lora.dropout",
     "lora_target_modules": "model.lora.target_modules",
-    "load_in_4bit": _if_set({"model.lora.base_bits": 4}),
+    "load_in_4bit": switch({"model.lora.base_bits": 4}),
     "dataset_name": As("", _data_set),
     "dataset_config": f"{_SOURCE}.dataset_name",
     "dataset_train_split": f"{_SOURCE}.training_split",
@@ -154,7 +146,7 @@ RULES: dict[str, Rule] = {
     "top_p": "rollout.top_p",
     "top_k": As("rollout.top_k", lambda value, _: value or -1),
     "max_tool_calling_iterations": "rollout.multi_turn.max_steps",
-    "use_vllm": _if_set({"rollout.engine": "vllm"}),
+    "use_vllm": switch({"rollout.engine": "vllm"}),
     "vllm_gpu_memory_utilization": "rollout.vllm.gpu_memory_utilization",
     "vllm_max_model_length": "rollout.max_model_len",
     "vllm_tensor_parallel_size": "rollout.tensor_model_parallel_size",
@@ -181,7 +173,7 @@ RULES: dict[str, Rule] = {
         {"group": "grpo", True: "grpo", "none": "drgrpo", False: "drgrpo"},
         "algorithm.adv_estimator compares the episodes of a group",
     ),
-    "mask_truncated_completions": _if_set({"failure_reward.truncated": "mask"}),
+    "mask_truncated_completions": switch({"failure_reward.truncated": "mask"}),
     "sync_ref_model": As(f"{_COMMON}.kl_reference_sync", _sync),
     "ref_model_sync_steps": Dropped("trainer_common.kl_reference_sync says it, if sync_ref_model is true"),
     "top_entropy_quantile": _LOSS,
@@ -205,8 +197,8 @@ RULES: dict[str, Rule] = {
     "eval_on_start": f"{_COMMON}.val_before_train",
     "gradient_checkpointing": f"{_COMMON}.gradient_checkpointing",
     "gradient_checkpointing_kwargs.": Dropped("trainer_common.gradient_checkpointing is on, off or auto"),
-    "bf16": _if_set({"model.dtype": "bfloat16"}),
-    "fp16": _if_set({"model.dtype": "float16"}),
+    "bf16": switch({"model.dtype": "bfloat16"}),
+    "fp16": switch({"model.dtype": "float16"}),
     "seed": f"{_COMMON}.seed",
     "run_name": "experiment_name",
     "output_dir": Dropped("--exp-dir names the folder of all experiments; a run's own is named after it"),

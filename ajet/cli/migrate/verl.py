@@ -16,6 +16,7 @@ from ajet.cli.migrate.rules import (
     named,
     response_length,
     same_names,
+    switch,
     trackers,
     unless,
     warmup_ratio,
@@ -88,17 +89,6 @@ def _resume_path(value: Any, given: Mapping[str, Any]) -> Any:
     if given.get("trainer.resume_mode") != "resume_path":
         raise NotOurs("verl reads it with resume_mode: resume_path alone")
     return value
-
-
-def _only(wanted: Any, new: Mapping[str, Any], why: str) -> As:
-    """A switch that matters in one position."""
-
-    def convert(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
-        if value != wanted:
-            raise NotOurs(why)
-        return dict(new)
-
-    return As("", convert)
 
 
 RULES: dict[str, Rule] = {
@@ -193,9 +183,9 @@ RULES: dict[str, Rule] = {
     "algorithm.adv_estimator": As(f"{_ALGORITHM}.adv_estimator", _estimator),
     "algorithm.gamma": Dropped("verl discounts tokens, and not with grpo or rloo; rollout.gamma discounts model calls"),
     _BY_STD: As("", _not_by_std),
-    "algorithm.use_kl_in_reward": _only(True, {f"{_COMMON}.use_kl_loss": True}, "false: as by default on verl"),
-    "algorithm.filter_groups.enable": _only(
-        True, {f"{_ALGORITHM}.zero_variance_groups": "resample"}, "false: such groups are skipped"
+    "algorithm.use_kl_in_reward": switch({f"{_COMMON}.use_kl_loss": True}, "false: as by default on verl"),
+    "algorithm.filter_groups.enable": switch(
+        {f"{_ALGORITHM}.zero_variance_groups": "resample"}, "false: such groups are skipped"
     ),
     "algorithm.": _CREDIT,
     "trainer.project_name": "project_name",
