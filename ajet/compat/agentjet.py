@@ -168,14 +168,11 @@ class RobustDashScopeChatModel:
         if loop not in self._clients:
             connection = Connection(*HelperModel.former(self.model_name, self._api_key).endpoint())
             self._clients[loop] = agentscope_model(connection, context_size=self.context_size, stream=self.stream)
-        if not _are_plain(messages) or version("agentscope").startswith("1."):
+        plain = any(isinstance(message, dict) for message in messages)
+        if not plain or version("agentscope").startswith("1."):
             return await self._clients[loop](messages, *arguments, **options)
         reply = await self._clients[loop]([_as_message(each) for each in messages], *arguments, **options)
         return _all_with_plain_blocks(reply) if self.stream else _with_plain_blocks(reply)
-
-
-def _are_plain(messages: Sequence[Any]) -> bool:
-    return any(isinstance(message, dict) for message in messages)
 
 
 def _as_message(message: Any) -> Any:

@@ -133,9 +133,11 @@ class SimpleAgenticTool(BaseAgenticTool):
 class OurTool(BaseAgenticTool):
     """One of our tools with the library's methods added."""
 
-    def __init__(self, tool: Tool) -> None:
-        super().__init__(None, tool_schema(tool))
-        self.name, self.description, self.parameters = tool.name, tool.description, tool.parameters
+    def __init__(self, tool: Tool, name: str) -> None:
+        """`name`: the one that the model sees."""
+        schema = tool_schema(tool)
+        super().__init__(None, {**schema, "function": {**schema["function"], "name": name}})
+        self.name, self.description, self.parameters = name, tool.description, tool.parameters
         self._tool = tool
         self._open: dict[str, Toolset] = {}
 
@@ -167,11 +169,8 @@ class OurTool(BaseAgenticTool):
         return _former(replace(answer, data=known if answer.success else None))
 
     def named(self, name: str) -> OurTool:
-        """The same tool under a name that the model sees."""
-        same = OurTool(self._tool)
-        same.name = name
-        same.tool_schema = {**tool_schema(self._tool), "function": {**_function(same.tool_schema), "name": name}}
-        return same
+        """The same tool under another name."""
+        return OurTool(self._tool, name)
 
 
 _SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**"}
@@ -285,7 +284,7 @@ def create_tool(name: str, config: Mapping[str, Any] | None = None, **options: A
     made = get_global_tool_registry().make(own, given)
     if not isinstance(made, Tool):  # several at once: the tools of a server
         return made
-    return OurTool(made).named(SCHEMA_NAMES.get(name.lower(), made.name))
+    return OurTool(made, SCHEMA_NAMES.get(name.lower(), made.name))
 
 
 class _CoreTool(OurTool):
@@ -295,8 +294,7 @@ class _CoreTool(OurTool):
 
     def __init__(self, config: Mapping[str, Any] | None = None, **options: Any) -> None:
         made = create_tool(self.kind, config, **options)
-        super().__init__(made._tool)
-        self.name, self.tool_schema = made.name, made.tool_schema
+        super().__init__(made._tool, made.name)
 
 
 class CalculatorTool(_CoreTool):

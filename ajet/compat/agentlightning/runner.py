@@ -288,7 +288,7 @@ class LitAgentRunner(Generic[T]):
             reward = None if error is not None else find_final_reward(spans)
             result = {"reward": reward} if error is None else {"error": f"{type(error).__name__}: {error}"}
             status: Literal["succeeded", "failed"] = "succeeded" if error is None else "failed"
-            await (await store.ready()).report(reference.rollout_id, reference.attempt_id, status, result)
+            await store.ours.report(reference.rollout_id, reference.attempt_id, status, result)
         await self._call_hooks("on_rollout_end", agent=agent, rollout=rollout, spans=spans)
         return error
 
@@ -344,7 +344,7 @@ class LitAgentRunner(Generic[T]):
                     await _store_spans(store, new)
                     sent += len(new)
                 if (now := time.monotonic()) >= min(next_beat, deadline):
-                    (attempt,) = await (await store.ready()).heartbeat(self._worker, [reference])
+                    (attempt,) = await store.ours.heartbeat(self._worker, [reference])
                     if attempt.status not in (AttemptStatus.PREPARING, AttemptStatus.RUNNING):
                         return str(attempt.status)
                     next_beat = now + self._beat_s
@@ -378,11 +378,9 @@ async def _store_spans(store: LightningStore, spans: Sequence[Span]) -> None:
         await store.add_many_spans(spans)
     except StoreUnavailableError:
         raise
-    except StoreError:
+    except StoreError as error:
+        if len(spans) == 1:
+            log.error("the span %r (%s) is not stored: %s", spans[0].name, spans[0].span_id, error)
+            return
         for span in spans:
-            try:
-                await store.add_many_spans([span])
-            except StoreUnavailableError:
-                raise
-            except StoreError as error:
-                log.error("the span %r (%s) is not stored: %s", span.name, span.span_id, error)
+            await _store_spans(store, [span])

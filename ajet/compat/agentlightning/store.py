@@ -28,7 +28,7 @@ from ajet.store.records import (
     Worker,
     WorkerStatus,
 )
-from ajet.store.requests import AttemptUpdate, NewRollout, Role, UnknownIdError
+from ajet.store.requests import AttemptUpdate, NewRollout, Role, StoreRequest, UnknownIdError
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.server import StoreServer, issue
 
@@ -50,15 +50,8 @@ class AttemptedRollout:
         return getattr(self.rollout, name)
 
 
-@dataclass(frozen=True)
-class ResourcesUpdate:
-    """One version of the resources."""
-
-    resources_id: str
-    version: int
-    create_time: float
-    update_time: float
-    resources: dict[str, Any]
+ResourcesUpdate = Resources
+"""One version of the resources, with `LLM`s and `PromptTemplate`s in it."""
 
 
 class OtelResource(dict[str, Any]):
@@ -69,30 +62,40 @@ class OtelResource(dict[str, Any]):
         return self
 
 
+class _OpenedOnUse(RolloutStore):
+    """A store in a database, which its first request opens."""
+
+    def __init__(self, store: DatabaseStore) -> None:
+        self._store, self._opened = store, False
+        self._opening = asyncio.Lock()
+
+    async def opened(self) -> DatabaseStore:
+        if self._opened:
+            self._store.keep_watch()
+            return self._store
+        async with self._opening:
+            if not self._opened:
+                await self._store.open()
+                self._opened = True
+        return self._store
+
+    async def _do(self, request: StoreRequest[T]) -> T:
+        return await (await self.opened())._do(request)
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
+
+
 class LightningStore:
     """A `RolloutStore` under the library's method names."""
 
     def __init__(self, store: RolloutStore) -> None:
-        self.ours = store
-        self._opened = not isinstance(store, DatabaseStore)
-        self._opening = asyncio.Lock()
-
-    async def ready(self) -> RolloutStore:
-        """The store, opened when it is first used."""
-        if self._opened and isinstance(self.ours, DatabaseStore):
-            self.ours.keep_watch()
-        if not self._opened:
-            async with self._opening:
-                if not self._opened:
-                    await cast(DatabaseStore, self.ours).open()
-                    self._opened = True
-        return self.ours
+        self.ours = _OpenedOnUse(store) if isinstance(store, DatabaseStore) else store
 
     async def close(self) -> None:
         await self.ours.aclose()
 
     async def __aenter__(self) -> Self:
-        await self.ready()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -108,13 +111,14 @@ class LightningStore:
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Rollout:
-        store = await self.ready()
-        return await store.enqueue_one(input, mode=mode, resources_id=resources_id, config=config, metadata=metadata)
+        return await self.ours.enqueue_one(
+            input, mode=mode, resources_id=resources_id, config=config, metadata=metadata
+        )
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[Mapping[str, Any]]) -> list[Rollout]:
         """Each with the arguments of `enqueue_rollout`."""
         new = [NewRollout(**{"input": None, **{k: v for k, v in one.items() if v is not None}}) for one in rollouts]
-        return await (await self.ready()).enqueue(new)
+        return await self.ours.enqueue(new)
 
     async def start_rollout(
         self,
@@ -128,10 +132,10 @@ class LightningStore:
         new = NewRollout(
             input=input, mode=mode, resources_id=resources_id, config=config or RolloutConfig(), metadata=metadata or {}
         )
-        return _attempted(await (await self.ready()).start_rollout(new, worker_id=worker_id))
+        return _attempted(await self.ours.start_rollout(new, worker_id=worker_id))
 
     async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
-        return _attempted(await (await self.ready()).start_attempt(rollout_id, worker_id=worker_id))
+        return _attempted(await self.ours.start_attempt(rollout_id, worker_id=worker_id))
 
     async def dequeue_rollout(self, worker_id: str | None = None) -> AttemptedRollout | None:
         claimed = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id)
@@ -140,24 +144,22 @@ class LightningStore:
     async def dequeue_many_rollouts(
         self, *, limit: int = 1, worker_id: str | None = None, wait_seconds: float = 0.0
     ) -> list[AttemptedRollout]:
-        store = await self.ready()
-        claimed = await store.claim(worker_id or "worker", limit=limit, wait_seconds=wait_seconds)
+        claimed = await self.ours.claim(worker_id or "worker", limit=limit, wait_seconds=wait_seconds)
         return [_attempted(one) for one in claimed]
 
     async def wait_for_rollouts(
         self, *, rollout_ids: Sequence[str], timeout: float | None = None
     ) -> list[AttemptedRollout]:
         """Those that have ended by then."""
-        return [_attempted(one) for one in await (await self.ready()).wait(rollout_ids, timeout)]
+        return [_attempted(one) for one in await self.ours.wait(rollout_ids, timeout)]
 
     async def update_rollout(self, rollout_id: str, *, status: str | None = None, **changes: Any) -> Rollout:
-        store = await self.ready()
         if status is not None and status != RolloutStatus.CANCELLED:
             raise UserError(
                 f"update_rollout(status={status!r}): a status follows from attempts; only `cancelled` is set"
             )
-        changed = await store.update_rollout(rollout_id, **changes)
-        return (await store.cancel([rollout_id]))[0] if status is not None else changed
+        changed = await self.ours.update_rollout(rollout_id, **changes)
+        return (await self.ours.cancel([rollout_id]))[0] if status is not None else changed
 
     async def query_rollouts(
         self,
@@ -166,10 +168,9 @@ class LightningStore:
         rollout_id_in: Sequence[str] | None = None,
         rollout_id_contains: str | None = None,
     ) -> list[AttemptedRollout]:
-        store = await self.ready()
         statuses = None if status_in is None else [RolloutStatus(one) for one in status_in]
         found = await _all_pages(
-            store.query_rollouts,
+            self.ours.query_rollouts,
             rollout_ids=rollout_id_in,
             status_in=statuses,
             id_contains=rollout_id_contains or "",
@@ -178,7 +179,7 @@ class LightningStore:
 
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | None:
         try:
-            return _attempted(await (await self.ready()).get_rollout(rollout_id))
+            return _attempted(await self.ours.get_rollout(rollout_id))
         except UnknownIdError:
             return None
 
@@ -191,7 +192,6 @@ class LightningStore:
         status: Literal["succeeded", "failed"] | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Attempt:
-        store = await self.ready()
         if attempt_id == LATEST:
             latest = await self.get_latest_attempt(rollout_id)
             if latest is None:
@@ -203,10 +203,10 @@ class LightningStore:
             status=UNSET if status is None else status,
             metadata=UNSET if metadata is None else metadata,
         )
-        return (await store.update_attempts([update]))[0]
+        return (await self.ours.update_attempts([update]))[0]
 
     async def query_attempts(self, rollout_id: str) -> list[Attempt]:
-        return await (await self.ready()).query_attempts(rollout_id)
+        return await self.ours.query_attempts(rollout_id)
 
     async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
         attempts = await self.query_attempts(rollout_id)
@@ -216,10 +216,10 @@ class LightningStore:
 
     async def add_span(self, span: Span) -> Span | None:
         """Returns None if there is a span with this id already."""
-        return span if await (await self.ready()).add_spans([span]) else None
+        return span if await self.ours.add_spans([span]) else None
 
     async def add_many_spans(self, spans: Sequence[Span]) -> int:
-        return await (await self.ready()).add_spans(spans)
+        return await self.ours.add_spans(spans)
 
     async def query_spans(
         self,
@@ -231,9 +231,8 @@ class LightningStore:
         trace_id: str | None = None,
         parent_id: str | None = None,
     ) -> list[Span]:
-        store = await self.ready()
         found = await _all_pages(
-            store.query_spans,
+            self.ours.query_spans,
             rollout_id=rollout_id,
             attempt_id=attempt_id,
             name=name,
@@ -244,7 +243,7 @@ class LightningStore:
         return [replace(span, resource=OtelResource(span.resource)) for span in found]
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
-        return (await (await self.ready()).next_sequence_ids(rollout_id))[0]
+        return (await self.ours.next_sequence_ids(rollout_id))[0]
 
     async def get_many_span_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> list[int]:
         """One for each rollout and attempt."""
@@ -253,41 +252,38 @@ class LightningStore:
     # ------------------------------------------------------------ resources, workers
 
     async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
-        return _update(await (await self.ready()).publish_resources(_plain(resources)))
+        return _update(await self.ours.publish_resources(_plain(resources)))
 
     async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
-        store = await self.ready()
-        return _update(await store.publish_resources(_plain(resources), resources_id=resources_id))
+        return _update(await self.ours.publish_resources(_plain(resources), resources_id=resources_id))
 
     async def get_latest_resources(self) -> ResourcesUpdate | None:
-        latest = await (await self.ready()).latest_resources()
+        latest = await self.ours.latest_resources()
         return None if latest is None else _update(latest)
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
-        page = await (await self.ready()).query_resources(resources_id=resources_id, limit=1)
+        page = await self.ours.query_resources(resources_id=resources_id, limit=1)
         return _update(page.items[0]) if page.items else None
 
     async def query_resources(self, *, resources_id: str | None = None) -> list[ResourcesUpdate]:
         """All versions, the newest first."""
-        store = await self.ready()
-        return [_update(one) for one in await _all_pages(store.query_resources, resources_id=resources_id)]
+        return [_update(one) for one in await _all_pages(self.ours.query_resources, resources_id=resources_id)]
 
     async def query_workers(
         self, *, status_in: Sequence[str] | None = None, worker_id_contains: str | None = None
     ) -> list[Worker]:
-        store = await self.ready()
         statuses = None if status_in is None else [WorkerStatus(one) for one in status_in]
-        return await _all_pages(store.query_workers, status_in=statuses, id_contains=worker_id_contains or "")
+        return await _all_pages(self.ours.query_workers, status_in=statuses, id_contains=worker_id_contains or "")
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
         found = await self.query_workers(worker_id_contains=worker_id)
         return next((one for one in found if one.worker_id == worker_id), None)
 
     async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | None = None) -> None:
-        await (await self.ready()).heartbeat(worker_id, stats=heartbeat_stats)
+        await self.ours.heartbeat(worker_id, stats=heartbeat_stats)
 
     async def statistics(self) -> Statistics:
-        return await (await self.ready()).statistics()
+        return await self.ours.statistics()
 
 
 class InMemoryLightningStore(LightningStore):
@@ -306,17 +302,12 @@ class LightningStoreServer(LightningStore):
 
     def __init__(self, store: LightningStore, host: str | None = None, port: int = 4747) -> None:
         super().__init__(store.ours)
-        self._served = store
         self._host, self._port = host or "127.0.0.1", port
         self._server: StoreServer | None = None
         self.key = ""
 
-    async def ready(self) -> RolloutStore:
-        """The store that is served, opened once."""
-        return await self._served.ready()
-
     async def start(self) -> None:
-        store = cast(DatabaseStore, await self.ready())
+        store = await cast(_OpenedOnUse, self.ours).opened()
         if not self.key:  # the one from before `stop` is still valid
             self.key = await store.tables(lambda tables: issue(tables, "agentlightning", list(Role)))
         self._server = StoreServer(store)
@@ -356,29 +347,30 @@ async def _all_pages(query: Callable[..., Awaitable[Page[T]]], **given: Any) -> 
 # ---------------------------------------------------------------- resources as JSON
 
 
+RESOURCES: dict[Any, Any] = {"llm": LLM, "prompt_template": PromptTemplate}
+"""The class of each `resource_type`."""
+
+
 def _plain(resources: NamedResources) -> dict[str, Any]:
     return {name: _as_json(name, value) for name, value in resources.items()}
 
 
 def _as_json(name: str, resource: Any) -> dict[str, Any]:
-    if isinstance(resource, LLM):
-        fields = {name: getattr(resource, name) for name in ("endpoint", "model", "api_key")}
-        return {"resource_type": "llm", **fields, "sampling_parameters": dict(resource.sampling_parameters)}
-    if isinstance(resource, PromptTemplate):
-        return {"resource_type": "prompt_template", **asdict(resource)}
+    for kind, made_of in RESOURCES.items():
+        if isinstance(resource, made_of):
+            return {"resource_type": kind, **asdict(resource)}
     raise UserError(f"resource {name!r} is a {type(resource).__name__}: resources are LLM and PromptTemplate")
 
 
 def _update(found: Resources) -> ResourcesUpdate:
-    resources = {name: _as_object(value) for name, value in found.resources.items()}
-    return ResourcesUpdate(found.resources_id, found.version, found.create_time, found.update_time, resources)
+    return replace(found, resources={name: _as_object(value) for name, value in found.resources.items()})
 
 
 def _as_object(value: Any) -> Any:
-    kinds: dict[str, Any] = {"llm": LLM, "prompt_template": PromptTemplate}
-    if not isinstance(value, dict) or value.get("resource_type") not in kinds:
+    if not isinstance(value, dict) or value.get("resource_type") not in RESOURCES:
         return value
-    return kinds[value["resource_type"]](**{name: item for name, item in value.items() if name != "resource_type"})
+    fields = {name: item for name, item in value.items() if name != "resource_type"}
+    return RESOURCES[value["resource_type"]](**fields)
 
 
 def _attempted(found: Any) -> AttemptedRollout:
