@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from string import Formatter
+
 import pytest
 
+from ajet.cli.config import FIRST_KEYS
 from ajet.config import BackboneName, Config
-from ajet.config.contradictions import TRAINABLE_ENGINES
-from ajet.config.docs import FIRST_KEYS
+from ajet.config.contradictions import RULES, TRAINABLE_ENGINES
 from ajet.config.effects import ONLY_ON, ONLY_WITH_ENGINE, entry, given_keys
 from ajet.config.keys import known_keys
 from ajet.config.kinds import BACKBONES, ENGINES
 from ajet.config.old_keys import OLD_KEYS, Dropped
+from ajet.config.problems import ContradictionRule
 from support.config_reads import Node, edges, leaves_read_by, reachable, reads, sources
 
 FOR_USER_CODE = (
@@ -98,6 +101,15 @@ def test_old_keys_are_gone_and_their_present_names_are_there() -> None:
 def test_lists_name_keys_that_exist() -> None:
     for listed in (FOR_USER_CODE, ONLY_ON, ONLY_WITH_ENGINE):
         assert not [key for key in listed if key not in KEYS]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.keys[0])
+def test_contradictions_name_keys_that_exist(rule: ContradictionRule) -> None:
+    """In their messages, too."""
+    messages = [text for text in (rule.what, rule.fix) if isinstance(text, str)]
+    shown = [name for text in messages for _, name, _, _ in Formatter().parse(text) if name is not None]
+    for key in (*rule.keys, *shown):
+        assert ("ajet", *key.split(".")) in known_keys()
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
