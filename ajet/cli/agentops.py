@@ -20,7 +20,7 @@ from ajet.schema.errors import UserError
 from ajet.system.command_line import CommandParser
 
 if TYPE_CHECKING:
-    from ajet.gateway.endpoints import Sink, SpanCollector
+    from ajet.gateway.endpoints import Sink
     from ajet.schema.span import Span
 
 KEY_VARIABLE = "AJET_AGENTOPS_KEY"
@@ -44,23 +44,19 @@ async def _serve(arguments: Namespace) -> int:
     collector = SpanCollector(key, _to_file(arguments.out))
     await collector.start(arguments.host, arguments.port)
     try:
-        _tell(collector, key, arguments.out)
+        print(
+            f"spans go to {arguments.out}; export for the program:\n"
+            f"  AGENTOPS_API_KEY={key}\n"
+            f"  AGENTOPS_API_ENDPOINT={collector.url}\n"
+            f"  AGENTOPS_EXPORTER_ENDPOINT={collector.url}/v1/traces\n"
+            "(Ctrl-C to stop)",
+            flush=True,
+        )
         await stop.wait()
         print(f"{collector.received} spans", flush=True)
     finally:
         await collector.aclose()
     return 0
-
-
-def _tell(collector: SpanCollector, key: str, place: Path) -> None:
-    print(
-        f"spans go to {place}; export for the program:\n"
-        f"  AGENTOPS_API_KEY={key}\n"
-        f"  AGENTOPS_API_ENDPOINT={collector.url}\n"
-        f"  AGENTOPS_EXPORTER_ENDPOINT={collector.url}/v1/traces\n"
-        "(Ctrl-C to stop)",
-        flush=True,
-    )
 
 
 def _to_file(path: Path) -> Sink:

@@ -186,7 +186,7 @@ class _Bench:
                         one.job.done(ended)
         finally:
             for one in running.values():
-                one.terminate()
+                one.child.terminate()
             for one in running.values():
                 one.wait()
 
@@ -236,9 +236,6 @@ class _LiveRun:
                     return str(said["error"])
         ended = f"ended by signal {-code}" if code < 0 else f"ended with {code}"
         return f"{ended}: {_last_line(text)}"
-
-    def terminate(self) -> None:
-        self.child.terminate()
 
     def wait(self) -> None:
         """Until it has ended, or is killed with all that it started."""

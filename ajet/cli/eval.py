@@ -127,17 +127,16 @@ def _resolved(model: str, *, best: bool) -> str:
 @contextmanager
 def _progress(cells: Sequence[EvaluationCell]) -> Iterator[Callable[[EvaluationCell, Episode], None]]:
     """On a terminal, a bar."""
-    if not sys.stderr.isatty():
-        yield lambda cell, episode: None
-        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
-        bars = {id(cell): bar.add_task(f"{cell.model_name}, {cell.tasks_name}"[:40], total=None) for cell in cells}
-        for cell in cells:
-            bar.update(bars[id(cell)], total=len(cell.tasks) * cell.repeats)
+    terminal = sys.stderr.isatty()
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not terminal) as bar:
+        bars = {
+            id(cell): bar.add_task(f"{cell.model_name}, {cell.tasks_name}"[:40], total=len(cell.tasks) * cell.repeats)
+            for cell in cells
+        }
         yield lambda cell, episode: bar.advance(bars[id(cell)])
 
 

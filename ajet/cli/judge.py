@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import correlation
+from statistics import correlation, fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.errors import EXIT_FAILED, TaskDataError
@@ -206,15 +206,13 @@ def agreement(rows: Sequence[Scored]) -> Agreement:
 
     done = [row for row in rows if row.judged is not None]
     differences = [row.difference for row in done]
-    bias = sum(differences) / len(done)
-    spread = sum((each - bias) ** 2 for each in differences) / max(len(done) - 1, 1)
     return Agreement(
         rows=len(rows),
         judged=len(done),
         equal=Share.of([float(abs(row.difference) <= EQUAL) for row in done]),
         correlation=_correlation([row.score for row in done], [row.judged or 0.0 for row in done]),
-        bias=bias,
-        bias_error=t_quantile(len(done) - 1) * math.sqrt(spread / len(done)) if len(done) > 1 else None,
+        bias=fmean(differences),
+        bias_error=t_quantile(len(done) - 1) * stdev(differences) / math.sqrt(len(done)) if len(done) > 1 else None,
     )
 
 

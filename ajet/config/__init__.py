@@ -10,9 +10,8 @@ if TYPE_CHECKING:
     from ajet.config.kinds import BackboneName
     from ajet.config.loader import load_config, make_config
     from ajet.config.root import AjetConfig, Config
-    from ajet.config.section import Block, Section
 
-__all__ = ["AjetConfig", "BackboneName", "Block", "Config", "Section", "load_config", "make_config"]
+__all__ = ["AjetConfig", "BackboneName", "Config", "load_config", "make_config"]
 
 # agents and tools on their own look names up in `kinds`, and need no schema
 __getattr__ = lazily(
@@ -20,9 +19,7 @@ __getattr__ = lazily(
     {
         "AjetConfig": "root",
         "BackboneName": "kinds",
-        "Block": "section",
         "Config": "root",
-        "Section": "section",
         "load_config": "loader",
         "make_config": "loader",
     },
