@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from ajet.backbone.plan import installed, requirement, version_range
 from ajet.cli import doctor
-from ajet.cli.main import COMMANDS, main
+from ajet.cli.main import main
 from ajet.config import load_config
 
 ROOT = Path(__file__).parents[2]
@@ -233,14 +233,6 @@ def test_local_versions_of_torch_are_in_range(monkeypatch: pytest.MonkeyPatch) -
     assert requirement("torch").specifier.contains("2.11.0+cpu")
     assert installed("surely-not-installed") is None
     assert installed("pytest") == metadata.version("pytest")
-
-
-def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in COMMANDS:
-        with pytest.raises(SystemExit) as ended:
-            main([name, "--help"])
-        assert ended.value.code == 0
-        assert "usage: ajet" in capsys.readouterr().out
 
 
 def test_the_template_is_part_of_the_package() -> None:

@@ -6,7 +6,6 @@ import os
 import resource
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -96,13 +95,18 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS, "export episodes"])
-def test_help_fits_eighty_columns(
+def test_every_command_has_help_that_fits_eighty_columns(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    with suppress(SystemExit):
-        main([*command.split(), "--help"])
-    assert not [line for line in capsys.readouterr().out.splitlines() if len(line) > 80]
+    code: object = 0
+    try:
+        code = main([*command.split(), "--help"])
+    except SystemExit as ended:
+        code = ended.code
+    lines = capsys.readouterr().out.splitlines()
+    assert code == 0 and lines[0].startswith(f"usage: ajet {command}" if command else "ajet: ")
+    assert not [line for line in lines if len(line) > 80]
 
 
 def test_the_module_is_the_command() -> None:

@@ -1,4 +1,4 @@
-"""`ajet rollout` and `ajet view` on its trajectories, against a real server and with a tiny model."""
+"""`ajet rollout` and `ajet view` on its trajectories, against a real server and with a tiny model; `ajet tools`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import ajet
+from ajet.agents.tools import get_global_tool_registry
 from ajet.cli.main import main
 from ajet.cli.runs import shown_folder
 from ajet.observe.episode_store import EpisodeStore
@@ -276,3 +277,37 @@ def test_ctrl_c_on_a_terminal(folder: Path) -> None:
 def test_a_model_that_is_loaded_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rollout("--model", "tiny:qwen2-0.3m", "--max-tokens", "8", "--limit", "1", "max_steps=2") == 0
     assert "ended by" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- `ajet tools`
+
+
+def test_tools_lists_every_ready_tool(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tools"]) == 0
+    printed = capsys.readouterr().out
+    named = [line for line in printed.splitlines() if line and not line.startswith(" ")]
+    assert named == get_global_tool_registry().listed() and "    answer (string): The final answer" in printed
+
+
+def test_tools_prints_the_schemas_of_what_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text('def double(x: int) -> int:\n    """Double it."""\n    return 2 * x\n')
+    assert main(["tools", "--json", "mine.py->double", "{finish: {name: done}}"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["function"]["description"] == "Double it." and second["function"]["name"] == "done"
+
+
+@pytest.mark.parametrize("argument", ["calcuator", "{mcp", "missing.py->x", "{calculator: 5}"])
+def test_a_wrong_tool_is_a_message(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tools", argument]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_list_of_tools_is_as_wide_as_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["tools"]) == 0
+    assert 50 < max(map(len, capsys.readouterr().out.splitlines())) <= 60

@@ -13,15 +13,6 @@ from ajet.schema.errors import ConfigError
 from ajet.trainer.checkpoint import CheckpointError, CheckpointFolder
 
 
-def test_an_experiments_weights_are_found(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no weights"):
-        weights_of(str(tmp_path))
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf" / "config.json").write_text("{}")
-    assert weights_of(str(tmp_path)) == str(tmp_path / "hf")
-    assert weights_of("tiny:qwen2") == "tiny:qwen2"
-
-
 def test_a_name_that_is_neither_run_nor_model_is_refused_with_the_runs_that_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,17 +58,18 @@ def test_the_best_checkpoint_is_checked_before_it_is_used(tmp_path: Path) -> Non
         weights_folder(tmp_path, best=True)
 
 
-def test_a_folder_for_evaluation_must_exist_and_hold_weights(tmp_path: Path) -> None:
+def test_a_folder_must_exist_and_hold_weights(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a folder"):
         weights_folder(tmp_path / "nowhere")
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ConfigError, match="no checkpoint with a validation"):
         weights_folder(tmp_path, best=True)
-    with pytest.raises(ConfigError, match="no weights"):
-        weights_folder(tmp_path)
+    for find in (weights_folder, lambda folder: weights_of(str(folder))):
+        with pytest.raises(ConfigError, match="no weights"):
+            find(tmp_path)
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "config.json").write_text("{}")
-    assert weights_folder(tmp_path) == tmp_path / "hf"
+    assert weights_folder(tmp_path) == Path(weights_of(str(tmp_path))) == tmp_path / "hf"
     assert weights_folder(tmp_path / "hf") == tmp_path / "hf"
 
 

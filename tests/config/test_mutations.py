@@ -1,10 +1,12 @@
-"""200 broken files: each one refused fast, in one message that names place, key and way out, and nothing is run."""
+"""Broken files: each one refused fast, in one message that names place, key and way out, and nothing is run. 200 are
+made by hand; others are a valid file, and the YAMLs that ship, with random mistakes."""
 
 from __future__ import annotations
 
 import random
 import re
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,11 @@ from ajet.cli.main import main
 from ajet.config import load_config
 from ajet.schema.errors import UserError
 from support.mutations import VALID, Mutation, lay_out, mutations
+from support.shipped_mutations import judged, shipped
 
 NOISE = ("${", "}", "&a ", "*a", "!!", "[", "{", ":", "- ", "\t", "#", "'", "|", "<<: ", "---\n", "\0", "???", "${.}")
 ALL = mutations()
+SHIPPED_FILES = 40
 SECONDS = 5.0  # a slow machine under load; how fast it is, `benchmarks/config_errors.py` measures
 
 
@@ -89,3 +93,16 @@ def test_random_edits_load_or_are_refused_with_a_place(seed: int, folder: Path) 
         except UserError as error:
             assert str(error).startswith("spoilt.yaml:")
     assert not (folder / "canary").exists()
+
+
+def test_there_are_enough_shipped_files_to_spoil() -> None:
+    assert len(shipped()) >= 20
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="what the files name needs the `train` extra")
+@pytest.mark.parametrize("seed", range(4))
+def test_every_message_about_a_shipped_file_names_file_and_line_or_key(seed: int, tmp_path: Path) -> None:
+    verdicts = list(judged(seed, SHIPPED_FILES, tmp_path))
+    assert [verdict for verdict in verdicts if not verdict.good] == []
+    refused = sum(verdict.code == 2 for verdict in verdicts)
+    assert refused > SHIPPED_FILES / 2
