@@ -192,10 +192,10 @@ def _first_table() -> str:
 
 
 def _block_table(blocks: Sequence[tuple[str, ...]]) -> str:
-    rows = [
-        f"| [`{path[1]}`]({path[1]}.md) | {len(_leaves(path))} | {re.split('[.:] ', _about(path).rstrip('.'))[0]} |\n"
-        for path in blocks
-    ]
+    rows = []
+    for path in blocks:
+        first = re.split("[.:] ", known_keys()[path].about.rstrip("."))[0]
+        rows.append(f"| [`{path[1]}`]({path[1]}.md) | {len(_leaves(path))} | {first} |\n")
     return "| block | keys | |\n|---|---|---|\n" + "".join(rows)
 
 
@@ -215,14 +215,7 @@ def _section(path: tuple[str, ...]) -> str:
     only = _only(path)
     if len(path) > 2 and only == _only(path[:-1]):
         only = ""
-    return f"{heading}\n\n{_about(path)}{only}\n\n{_table(path)}"
-
-
-def _about(path: tuple[str, ...]) -> str:
-    section = known_keys()[path].section
-    text = " ".join((section.__doc__ or "").split())
-    text = text.partition(": ")[2] or text
-    return text[:1].upper() + text[1:]
+    return f"{heading}\n\n{known_keys()[path].about}{only}\n\n{_table(path)}"
 
 
 def _table(path: tuple[str, ...]) -> str:

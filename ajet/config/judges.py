@@ -102,7 +102,6 @@ class RubricsConfig(Section):
     custom_evaluation_prompt: str | Block | None = None
     """Your grading prompt, or prompts by language, with `{rubrics}` and the placeholders of `llm_judge.prompt`."""
     jsonl_dataset_file: ExampleFilesConfig = ExampleFilesConfig()
-    """Graded examples."""
     num_reference_samples: Count = 20
     """Most examples that rubrics are written from; 0: all."""
     sampling_mode: Literal["all_samples", "smart_sampling"] = "all_samples"

@@ -47,9 +47,16 @@ class KnownKey(NamedTuple):
 
     @property
     def doc(self) -> str:
-        """The first sentence of its documentation."""
-        text = " ".join((self.field.description or "").split())
+        """The first sentence of its documentation; of a group without any, of its class's."""
+        text = " ".join((self.field.description or self.about).split())
         return text.split(". ")[0].rstrip(".")
+
+    @property
+    def about(self) -> str:
+        """Of a group: its class's documentation, which begins with the group's name."""
+        text = " ".join(((self.section and self.section.__doc__) or "").split())
+        text = text.partition(": ")[2] or text
+        return text[:1].upper() + text[1:]
 
 
 def section_of(annotation: Any) -> type[Section] | None:
@@ -113,7 +120,13 @@ def _did_you_mean(key: KnownKey) -> str:
 @cache
 def json_schema() -> dict[str, Any]:
     """The JSON schema of a whole file."""
-    return Config.model_json_schema()
+    schema = Config.model_json_schema()
+    groups = {key.section.__name__: key for key in walk() if key.section is not None}
+    for definition in (schema, *schema["$defs"].values()):
+        for fragment in definition["properties"].values():
+            if "description" not in fragment and (key := groups.get(fragment.get("$ref", "").rpartition("/")[2])):
+                fragment["description"] = f"{key.doc}."
+    return schema
 
 
 def fragment_at(path: tuple[Any, ...]) -> dict[str, Any] | None:

@@ -301,8 +301,6 @@ class RolloutSection(Section):
     vllm: VllmConfig = VllmConfig()
     """For `engine: vllm`: how it runs."""
     multi_turn: MultiTurnConfig = MultiTurnConfig()
-    """How long an episode may become."""
     agent: AgentConfig | None = None
     """A ready agent in place of a workflow: its type, tools and limits."""
     val_kwargs: ValKwargsConfig = ValKwargsConfig()
-    """How replies are sampled in validation."""

@@ -56,7 +56,6 @@ class ModelConfig(Section):
     attn: Literal["auto", "eager", "sdpa", "flex_attention", "flash_attention_2"] = "auto"
     """Attention implementation. `auto`: SDPA, or eager for models without it."""
     lora: LoraConfig = LoraConfig()
-    """Train small adapters instead of all weights."""
 
 
 class HelperConfig(Section):
@@ -263,35 +262,24 @@ class AjetConfig(Section):
     """What runs the training loop: `debug`, `local`, `verl` or `trinity`; or `prompt`, which tunes prompts instead of
     weights. null: `local`. `--backbone` takes precedence."""
     model: ModelConfig = ModelConfig()
-    """The model to train."""
     helper: HelperConfig = HelperConfig()
     """The model for agents whose target isn't trained."""
     data: DataConfig = DataConfig()
-    """Lengths and batch size."""
     rollout: RolloutSection = RolloutSection()
-    """How episodes are run, and how replies are sampled."""
     task_reader: TaskReaderConfig = TaskReaderConfig()
-    """Where tasks come from."""
     task_judge: TaskJudgeConfig = TaskJudgeConfig()
     """How a workflow's output becomes a reward."""
     task_runner: TaskRunnerConfig = TaskRunnerConfig()
-    """Where a workflow's code runs."""
     failure_reward: FailureRewardConfig = FailureRewardConfig()
     """What to do with episodes that did not end well."""
     context_tracker: ContextTrackerConfig = ContextTrackerConfig()
-    """How model calls are recorded and become training tokens."""
     trainer_common: TrainerCommonConfig = TrainerCommonConfig()
-    """How weights are updated, saved and validated."""
     prompt_tuning: PromptTuningConfig = PromptTuningConfig()
     """Prompt templates that workflows ask for by name, and how they are tuned."""
     debug: DebugConfig = DebugConfig()
-    """What `--backbone=debug` runs."""
     gateway: GatewayConfig = GatewayConfig()
-    """The HTTP server through which agents of any kind reach the model."""
     observe: ObserveConfig = ObserveConfig()
-    """What a run tells other programs about itself."""
     recorder: RecorderConfig = RecorderConfig()
-    """Which episodes are kept for the viewer."""
     services: dict[str, ServiceConfig] = {}
     """Programs that run beside the run, by name: `{command, folder, address, start_timeout, env, restarts}`. The run
     waits until each `address` answers."""
@@ -317,7 +305,6 @@ class Config(Section):
     model_config = ConfigDict(extra="allow")
 
     ajet: AjetConfig = AjetConfig()
-    """Everything that AgentJet itself reads."""
     verl: Block = Block()
     """Passed through to the verl backbone."""
     trinity: Block = Block()

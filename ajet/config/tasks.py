@@ -140,9 +140,7 @@ class DataGenerationConfig(Section):
     """`ajet.task_reader.data_generation`: tasks written by a model from documents."""
 
     document_reader: DocumentReaderConfig = DocumentReaderConfig()
-    """Documents to generate tasks from."""
     query_reader: QueryReaderConfig = QueryReaderConfig()
-    """Example tasks."""
     task_num: Positive = 10
     """How many tasks to generate."""
     llm_model: str = ""
@@ -239,30 +237,22 @@ class TaskReaderConfig(Section):
     type: ReaderName = "jsonl_dataset_file"
     """Which reader: one of these, or your own as `path/file.py->YourReader`."""
     jsonl_dataset_file: JsonlConfig = JsonlConfig()
-    """Tasks from JSON Lines files."""
     huggingface_dat_repo: HuggingFaceConfig = HuggingFaceConfig()
-    """Tasks through the `datasets` library."""
     random_dummy: RandomDummyConfig = RandomDummyConfig()
-    """Made-up tasks, to try a workflow without data."""
     env_service: EnvServiceConfig = EnvServiceConfig()
     """Tasks from an environment service. The service is also the episodes' environment, unless `rollout.environment`
     names another. With a reader of your own, it is only that, and only if `env_url` is given."""
     data_generation: DataGenerationConfig = DataGenerationConfig()
-    """Tasks written by a model from documents."""
     tracing: TracingConfig = TracingConfig()
-    """Tasks from production traces."""
     harbor: HarborConfig = HarborConfig()
-    """Tasks in Harbor's format."""
     options: Block = Block()
     """Settings for your own reader."""
     deep_finance: Block = Block()
     """For `type: deep_finance`, the reader of AgentJet's example."""
     fields: FieldsConfig = FieldsConfig()
-    """Which fields of a record make a task."""
     shuffle: bool = True
     """Shuffle the training tasks anew in each epoch (by `seed`). False: file order."""
     curriculum: CurriculumConfig = CurriculumConfig()
-    """Choose training tasks by how often they were solved lately."""
     seed: Count = 0
     """Seed of the shuffle and of the curriculum."""
     skip_bad_lines: Count = 0

@@ -128,17 +128,12 @@ class AlgorithmConfig(Section):
     use_kl_in_reward: bool = False
     """Subtract the KL divergence from the starting model from each call's reward, instead of adding it to the loss."""
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
-    """Correct for a sampler that differs from the trainer."""
     replay: ReplayConfig = ReplayConfig()
-    """Train groups of the last steps once more, beside the new ones."""
     zero_variance_groups: Literal["skip", "keep", "resample"] = "skip"
     """Groups whose rewards are all equal: leave them out, keep them, or run other tasks instead."""
     distillation: DistillationConfig = DistillationConfig()
-    """Learn from a teacher's opinion of the tokens that were sampled."""
     sft: SftConfig = SftConfig()
-    """What `policy_loss: sft` imitates."""
     overlong: OverlongConfig = OverlongConfig()
-    """A soft penalty on long episodes, and what is cut by its length."""
 
 
 class FsdpConfig(Section):
@@ -219,13 +214,10 @@ class TrainerCommonConfig(Section):
     """Episodes per validation task, for pass@k; above 1, validation samples. null: 4 if it samples, else
     `rollout.val_kwargs.num_repeat`."""
     early_stop: EarlyStopConfig = EarlyStopConfig()
-    """End the run before its last step, by what its validations measure."""
     val_only: bool = False
     """Only validate; train nothing."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
-    """From rewards to a loss."""
     optim: OptimConfig = OptimConfig()
-    """The optimiser."""
     mini_batch_num: Positive = 1
     """Parts of a step's batch, each of which gives one update."""
     ppo_epochs: Positive = 1
@@ -240,7 +232,6 @@ class TrainerCommonConfig(Section):
     """Which estimate of the KL divergence. With `+`: the value of the name before it, and the gradient of the
     divergence itself. `k3_corrected`: times the ratio to the old policy, for several updates a step."""
     kl_adaptive: KLAdaptiveConfig = KLAdaptiveConfig()
-    """Let `kl_loss_coef` follow a target."""
     kl_reference_sync: Count = 0
     """After this many steps each, the current weights become the KL reference. 0: it stays the starting model."""
     max_tokens_per_step: Positive | Literal["auto"] = "auto"
@@ -280,7 +271,6 @@ class TrainerCommonConfig(Section):
     n_gpus_per_node: Count = 8
     """GPUs per machine."""
     fsdp_config: FsdpConfig = FsdpConfig()
-    """What is moved to main memory while not needed."""
     ulysses_sequence_parallel_size: Positive = 1
     """GPUs that share one sequence."""
 
@@ -390,4 +380,3 @@ class PromptTuningConfig(Section):
     best_of: BestOfConfig = BestOfConfig()
     """Keys of `algorithm: best_of`."""
     budget: SearchBudgetConfig = SearchBudgetConfig()
-    """What a search may spend."""
