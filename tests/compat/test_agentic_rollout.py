@@ -44,6 +44,7 @@ from ajet.compat.agentic_rollout import (
 )
 from ajet.environment.sandboxes import SandboxSettings, open_sandbox
 from support.http_server import Server
+from support.scripted_helper import reply
 
 
 class Scripted:
@@ -56,6 +57,10 @@ class Scripted:
     async def __call__(self, messages: list[dict[str, str]], max_tokens: int = 0, temperature: float = 0.0) -> str:
         self.sampling = {"max_tokens": max_tokens, "temperature": temperature}
         return self.replies.pop(0)
+
+
+def results(trajectory: Trajectory) -> list[TrajectoryStep]:
+    return [step for step in trajectory.steps if step.step_type is StepType.ACTION_RESULT]
 
 
 class DoubleTool(SimpleAgenticTool):
@@ -201,9 +206,9 @@ def test_tools_of_the_librarys_kinds() -> None:
         "Final Answer: done",
     )
     trajectory = asyncio.run(agent.run_trajectory("?", model))
-    results = [step for step in trajectory.steps if step.step_type is StepType.ACTION_RESULT]
-    assert [step.content for step in results] == ["no such city", "5", "A, (B)", "2.5"]
-    assert [step.success for step in results] == [False, True, True, True]
+    found = results(trajectory)
+    assert [step.content for step in found] == ["no such city", "5", "A, (B)", "2.5"]
+    assert [step.success for step in found] == [False, True, True, True]
     assert isinstance(asyncio.run(DoubleTool().execute_tool("id", {"number": 1})), ToolResult)
 
 
@@ -282,9 +287,7 @@ def test_a_general_agent_with_a_parser_and_an_end_of_its_own() -> None:
 
 
 def test_a_client_of_a_server() -> None:
-    choice = {"index": 0, "message": {"role": "assistant", "content": "four"}, "finish_reason": "stop"}
-    reply = {"id": "r", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
-    server = Server(lambda path, body, key: (200, {"content-type": "application/json"}, reply))
+    server = Server(lambda path, body, key: reply("four"))
 
     async def main() -> str:
         client = create_llm_client("key", server.url, "m")
@@ -302,9 +305,7 @@ def test_a_client_of_a_server() -> None:
     ("finish", "reason"), [("length", StopReason.REPLY_CUT), ("content_filter", StopReason.REFUSED)]
 )
 def test_a_clients_reply_that_is_no_answer(finish: str, reason: StopReason) -> None:
-    choice = {"index": 0, "message": {"role": "assistant", "content": "Final Answer: 4"}, "finish_reason": finish}
-    reply = {"id": "r", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
-    server = Server(lambda path, body, key: (200, {"content-type": "application/json"}, reply))
+    server = Server(lambda path, body, key: reply("Final Answer: 4", finish))
     client = create_llm_client("key", server.url, "m")
     (made,) = asyncio.run(AgenticRollout(AgenticRolloutConfig(), client.generate).run_batch(["6*7?"]))
     assert made.stop_reason is reason
@@ -386,7 +387,7 @@ def test_instances_of_a_run() -> None:
     agent.set_tools({"note": diary, "calc": create_tool("Calculator")})
     model = Scripted('Action: note(text="a")\nAction: note(text="b")\nAction: calc("1+1")', "Final Answer: done")
     trajectory = asyncio.run(agent.run_trajectory("?", model))
-    assert [step.success for step in trajectory.steps if step.step_type is StepType.ACTION_RESULT] == [True] * 3
+    assert [step.success for step in results(trajectory)] == [True] * 3
     assert len({made for made, _ in diary.seen}) == 1 and not diary.instances, "one instance, released at the end"
 
 
@@ -416,10 +417,6 @@ def test_the_coding_agent_by_name() -> None:
     assert isinstance(rollout.agent, CodingAgent)
     with pytest.raises(ToolSetupError, match="needs a sandbox"):
         asyncio.run(rollout.agent.run_trajectory("?", Scripted("Final Answer: x"), "r"))
-
-
-def results(trajectory: Trajectory) -> list[TrajectoryStep]:
-    return [step for step in trajectory.steps if step.step_type is StepType.ACTION_RESULT]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from support.http_server import Answer, Server
 USAGE = {"prompt_tokens": 30, "completion_tokens": 10, "total_tokens": 40}
 
 
-def reply(text: str) -> Answer:
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+def reply(text: str, finish_reason: str = "stop") -> Answer:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
     body = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": USAGE}
     return 200, {}, body
 

@@ -24,14 +24,10 @@ from ajet.agents.tools import (
 )
 from ajet.agents.tools import ToolResult as _OurResult
 
-FORMER_NAMES = {
-    "calculator": "calculator", "bashexecutor": "bash", "bash_executor": "bash", "fileeditor": "file_editor",
-}  # fmt: skip
-SCHEMA_NAMES = {
-    "calculator": "calculator", "bashexecutor": "bash_executor", "fileeditor": "file_editor", "search": "search",
-    "finish": "finish",
-}  # fmt: skip
-"""The library's classes, in lower case, and the names that its models saw."""
+FORMER_NAMES = {"bashexecutor": "bash", "bash_executor": "bash", "fileeditor": "file_editor"}
+"""Our tools by the library's names, in lower case. The others have the same name here."""
+SCHEMA_NAMES = {"bashexecutor": "bash_executor", "fileeditor": "file_editor"}
+"""What the library's models saw in place of the names of its classes, in lower case."""
 WITHOUT_EFFECT = frozenset({"precision", "debug", "execution_mode", "enable_linting", "capture_output"})
 """Settings of the library's tools that have no effect here. All others must be settings of our tools."""
 
@@ -330,7 +326,7 @@ def register_tool(tool: Any, config: Mapping[str, Any] | None = None, name: str 
 
 def create_tools(configs: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
     """Tools by the names that the model sees. A tool that can't be created raises instead of being left out."""
-    return {SCHEMA_NAMES.get(name.lower(), name): create_tool(name, config) for name, config in configs.items()}
+    return {SCHEMA_NAMES.get(name.lower(), name.lower()): create_tool(name, config) for name, config in configs.items()}
 
 
 def as_tool(tool: Any, name: str) -> Any:
