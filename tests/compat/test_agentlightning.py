@@ -26,6 +26,8 @@ from ajet.task_runner.tuner import AjetTuner
 from ajet.workflow import Workflow
 from support.runner_fakes import runner_of
 
+pytestmark = pytest.mark.anyio
+
 MY_FIRST_AGENT = """
 from typing import TypedDict
 import ajet.compat.agentlightning as agl
@@ -103,28 +105,25 @@ class Seen(agl.Hook):
         self.names += [span.name.removeprefix("agentlightning.") for span in spans]
 
 
-def test_a_runner_steps_with_hooks_and_raises_what_the_agent_raises() -> None:
+async def test_a_runner_steps_with_hooks_and_raises_what_the_agent_raises() -> None:
     class Training(agl.LitAgent[float]):
         training_rollout = Halves.training_rollout
 
-    async def run() -> None:
-        store, seen = agl.InMemoryLightningStore(), Seen()
-        runner = agl.LitAgentRunner(agl.OtelTracer())
-        with runner.run_context(agent=Training(), store=store, hooks=[seen], worker_id=3):
-            done = await runner.step(1.0, mode="train")
-            assert (done.status, done.attempt and done.attempt.worker_id) == ("succeeded", "Worker-3")
-            assert seen.names == ["start", "operation", "annotation"]
-            with pytest.raises(TypeError):
-                await runner.step("text", mode="train")
-        failed = (await store.query_rollouts(status_in=["failed"]))[0]
-        assert [span.name for span in await store.query_spans(failed.rollout_id)][-1] == "agentlightning.exception"
-        with runner.run_context(agent=Halves(), store=store):
-            spans = await store.query_spans((await runner.step(1.0)).rollout_id)
-            assert agl.find_final_reward(spans) == -1.0, "any coroutine that is overridden makes all modes use them"
-        with pytest.raises(RuntimeError, match="run_context"):
-            await runner.step(1.0)
-
-    asyncio.run(run())
+    store, seen = agl.InMemoryLightningStore(), Seen()
+    runner = agl.LitAgentRunner(agl.OtelTracer())
+    with runner.run_context(agent=Training(), store=store, hooks=[seen], worker_id=3):
+        done = await runner.step(1.0, mode="train")
+        assert (done.status, done.attempt and done.attempt.worker_id) == ("succeeded", "Worker-3")
+        assert seen.names == ["start", "operation", "annotation"]
+        with pytest.raises(TypeError):
+            await runner.step("text", mode="train")
+    failed = (await store.query_rollouts(status_in=["failed"]))[0]
+    assert [span.name for span in await store.query_spans(failed.rollout_id)][-1] == "agentlightning.exception"
+    with runner.run_context(agent=Halves(), store=store):
+        spans = await store.query_spans((await runner.step(1.0)).rollout_id)
+        assert agl.find_final_reward(spans) == -1.0, "any coroutine that is overridden makes all modes use them"
+    with pytest.raises(RuntimeError, match="run_context"):
+        await runner.step(1.0)
 
 
 def test_sys_exit_is_a_failure_and_runners_go_on() -> None:
@@ -154,24 +153,19 @@ async def odd(task: str) -> Any:
     return 0.5
 
 
-def test_what_an_agent_returns_or_raises_costs_its_own_attempt_only() -> None:
-    async def run() -> None:
-        store = agl.InMemoryLightningStore()
-        queued = [
-            (await store.enqueue_rollout(task)).rollout_id for task in ("cancelled", "not finite", "text", "true")
-        ]
-        runner = agl.LitAgentRunner(max_rollouts=4)
-        with runner.run_context(agent=odd, store=store):
-            await runner.iter()
-        ended = [await store.get_rollout_by_id(one) for one in queued]
-        assert [one and one.attempt and (str(one.status), one.attempt.result) for one in ended] == [
-            ("failed", {"error": "UserError: the agent raised asyncio.CancelledError"}),
-            ("succeeded", {"reward": None}),
-            ("succeeded", {"reward": 0.5}),
-            ("succeeded", {"reward": 1.0}),
-        ]
-
-    asyncio.run(run())
+async def test_what_an_agent_returns_or_raises_costs_its_own_attempt_only() -> None:
+    store = agl.InMemoryLightningStore()
+    queued = [(await store.enqueue_rollout(task)).rollout_id for task in ("cancelled", "not finite", "text", "true")]
+    runner = agl.LitAgentRunner(max_rollouts=4)
+    with runner.run_context(agent=odd, store=store):
+        await runner.iter()
+    ended = [await store.get_rollout_by_id(one) for one in queued]
+    assert [one and one.attempt and (str(one.status), one.attempt.result) for one in ended] == [
+        ("failed", {"error": "UserError: the agent raised asyncio.CancelledError"}),
+        ("succeeded", {"reward": None}),
+        ("succeeded", {"reward": 0.5}),
+        ("succeeded", {"reward": 1.0}),
+    ]
 
 
 def test_a_store_goes_on_under_another_event_loop() -> None:
@@ -188,25 +182,22 @@ def test_a_store_goes_on_under_another_event_loop() -> None:
 
 
 @pytest.mark.parametrize("ended_by", ["timeout", "cancelled"])
-def test_an_attempt_that_is_over_stops_its_agent(ended_by: str) -> None:
-    async def run() -> None:
-        store = agl.InMemoryLightningStore()
-        config = agl.RolloutConfig(timeout_seconds=0.3 if ended_by == "timeout" else None)
-        rollout = await store.enqueue_rollout("endless", config=config)
-        runner = agl.LitAgentRunner(max_rollouts=1, heartbeat_interval=0.1)
-        with runner.run_context(agent=odd, store=store):
-            running = asyncio.create_task(runner.iter())
-            if ended_by == "cancelled":
-                await asyncio.sleep(0.2)
-                await store.update_rollout(rollout.rollout_id, status="cancelled")
-            await asyncio.wait_for(running, 60)
-        (attempt,) = await store.query_attempts(rollout.rollout_id)
-        assert (str(attempt.status), attempt.end_time is not None) == (ended_by, True)
-
-    asyncio.run(run())
+async def test_an_attempt_that_is_over_stops_its_agent(ended_by: str) -> None:
+    store = agl.InMemoryLightningStore()
+    config = agl.RolloutConfig(timeout_seconds=0.3 if ended_by == "timeout" else None)
+    rollout = await store.enqueue_rollout("endless", config=config)
+    runner = agl.LitAgentRunner(max_rollouts=1, heartbeat_interval=0.1)
+    with runner.run_context(agent=odd, store=store):
+        running = asyncio.create_task(runner.iter())
+        if ended_by == "cancelled":
+            await asyncio.sleep(0.2)
+            await store.update_rollout(rollout.rollout_id, status="cancelled")
+        await asyncio.wait_for(running, 60)
+    (attempt,) = await store.query_attempts(rollout.rollout_id)
+    assert (str(attempt.status), attempt.end_time is not None) == (ended_by, True)
 
 
-def test_a_plain_function_that_spins_is_interrupted_when_its_attempt_is_over() -> None:
+async def test_a_plain_function_that_spins_is_interrupted_when_its_attempt_is_over() -> None:
     left = threading.Event()
 
     @agl.rollout
@@ -219,20 +210,17 @@ def test_a_plain_function_that_spins_is_interrupted_when_its_attempt_is_over() -
                 left.set()
         return asyncio.run(asyncio.sleep(0, 1.0))  # a program of its own, with its own loop
 
-    async def run() -> None:
-        store = agl.InMemoryLightningStore()
-        short = agl.RolloutConfig(timeout_seconds=0.2)
-        queued = [await store.enqueue_rollout(1, config=short), await store.enqueue_rollout(2)]
-        with agl.LitAgentRunner(max_rollouts=2, heartbeat_interval=0.1).run_context(agent=spins, store=store) as runner:
-            await asyncio.wait_for(runner.iter(), 60)
-        assert left.is_set(), "a runner that has ended leaves no agent behind"
-        attempts = [await store.get_latest_attempt(one.rollout_id) for one in queued]
-        assert [one and str(one.status) for one in attempts] == ["timeout", "succeeded"]
-
-    asyncio.run(run())
+    store = agl.InMemoryLightningStore()
+    short = agl.RolloutConfig(timeout_seconds=0.2)
+    queued = [await store.enqueue_rollout(1, config=short), await store.enqueue_rollout(2)]
+    with agl.LitAgentRunner(max_rollouts=2, heartbeat_interval=0.1).run_context(agent=spins, store=store) as runner:
+        await asyncio.wait_for(runner.iter(), 60)
+    assert left.is_set(), "a runner that has ended leaves no agent behind"
+    attempts = [await store.get_latest_attempt(one.rollout_id) for one in queued]
+    assert [one and str(one.status) for one in attempts] == ["timeout", "succeeded"]
 
 
-def test_spans_arrive_while_the_agent_works_and_heartbeats_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_spans_arrive_while_the_agent_works_and_heartbeats_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     store = agl.InMemoryLightningStore()
 
     async def fails(*_: Any, **__: Any) -> None:
@@ -245,75 +233,66 @@ def test_spans_arrive_while_the_agent_works_and_heartbeats_may_fail(monkeypatch:
             await asyncio.sleep(0.02)
         return 1.0
 
-    async def run() -> None:
-        monkeypatch.setattr(store.ours, "heartbeat", fails)
-        with agl.LitAgentRunner[int](heartbeat_interval=0.05).run_context(agent=slow, store=store) as runner:
-            done = await asyncio.wait_for(runner.step(1), 60)
-        spans = await store.query_spans(done.rollout_id)
-        assert [span.name for span in spans] == ["agentlightning.message", "agentlightning.annotation"]
-
-    asyncio.run(run())
+    monkeypatch.setattr(store.ours, "heartbeat", fails)
+    with agl.LitAgentRunner[int](heartbeat_interval=0.05).run_context(agent=slow, store=store) as runner:
+        done = await asyncio.wait_for(runner.step(1), 60)
+    spans = await store.query_spans(done.rollout_id)
+    assert [span.name for span in spans] == ["agentlightning.message", "agentlightning.annotation"]
 
 
-def test_a_store_is_served_and_used() -> None:
-    async def run() -> None:
-        server = agl.LightningStoreServer(agl.InMemoryLightningStore(), "127.0.0.1", 0)
-        await server.start()
-        client = agl.LightningStoreClient(server.endpoint, server.key)
-        resources = {"main_llm": agl.LLM("http://x/v1", "m"), "main": agl.PromptTemplate("{q}")}
-        update = await client.add_resources(resources)
-        assert (await client.get_latest_resources()) == update
-        assert update.resources == resources
-        queued = await client.enqueue_rollout({"q": 1}, config=agl.RolloutConfig(max_attempts=2))
-        assert queued.resources_id == update.resources_id
-        claimed = await client.dequeue_rollout("w")
-        assert claimed is not None and claimed.attempt is not None
-        assert await client.dequeue_rollout("w") is None
-        ids = (claimed.rollout_id, claimed.attempt.attempt_id)
-        span = agl.Span(rollout_id=ids[0], attempt_id=ids[1], span_id="1", name="x")
-        assert await client.add_span(span) is span and await client.add_span(span) is None
-        assert await client.get_next_span_sequence_id(*ids) > 1
-        assert (await client.update_attempt(ids[0], "latest", status="succeeded")).status == "succeeded"
-        (ended,) = await client.wait_for_rollouts(rollout_ids=[ids[0]], timeout=10)
-        assert ended.status == "succeeded"
-        assert (await client.update_rollout(ids[0], status="cancelled")).status == "succeeded"
-        assert await client.get_rollout_by_id("ro-none") is None
-        assert (await client.get_latest_attempt(ids[0])) == ended.attempt
-        assert [worker.worker_id for worker in await client.query_workers()] == ["w"]
-        await client.close()
-        await server.stop()
-
-    asyncio.run(run())
+async def test_a_store_is_served_and_used() -> None:
+    server = agl.LightningStoreServer(agl.InMemoryLightningStore(), "127.0.0.1", 0)
+    await server.start()
+    client = agl.LightningStoreClient(server.endpoint, server.key)
+    resources = {"main_llm": agl.LLM("http://x/v1", "m"), "main": agl.PromptTemplate("{q}")}
+    update = await client.add_resources(resources)
+    assert (await client.get_latest_resources()) == update
+    assert update.resources == resources
+    queued = await client.enqueue_rollout({"q": 1}, config=agl.RolloutConfig(max_attempts=2))
+    assert queued.resources_id == update.resources_id
+    claimed = await client.dequeue_rollout("w")
+    assert claimed is not None and claimed.attempt is not None
+    assert await client.dequeue_rollout("w") is None
+    ids = (claimed.rollout_id, claimed.attempt.attempt_id)
+    span = agl.Span(rollout_id=ids[0], attempt_id=ids[1], span_id="1", name="x")
+    assert await client.add_span(span) is span and await client.add_span(span) is None
+    assert await client.get_next_span_sequence_id(*ids) > 1
+    assert (await client.update_attempt(ids[0], "latest", status="succeeded")).status == "succeeded"
+    (ended,) = await client.wait_for_rollouts(rollout_ids=[ids[0]], timeout=10)
+    assert ended.status == "succeeded"
+    assert (await client.update_rollout(ids[0], status="cancelled")).status == "succeeded"
+    assert await client.get_rollout_by_id("ro-none") is None
+    assert (await client.get_latest_attempt(ids[0])) == ended.attempt
+    assert [worker.worker_id for worker in await client.query_workers()] == ["w"]
+    await client.close()
+    await server.stop()
 
 
-def test_many_at_once_and_what_is_missing() -> None:
-    async def run() -> None:
-        async with agl.InMemoryLightningStore() as store:
-            await store.add_resources({"main": agl.PromptTemplate("{q}")})
-            both = await store.enqueue_many_rollouts([{"input": 1, "mode": "train"}, {"input": 2, "metadata": None}])
-            assert [(one.input, one.mode, one.resources_id is not None) for one in both] == [
-                (1, "train", True),
-                (2, None, True),
-            ]
-            with pytest.raises(UnknownIdError, match="has no attempt yet"):
-                await store.update_attempt(both[0].rollout_id, "latest", status="failed")
-            claimed = await store.dequeue_many_rollouts(limit=2, worker_id="w-1")
-            references = [(one.rollout_id, one.attempt.attempt_id) for one in claimed if one.attempt]
-            assert await store.get_many_span_sequence_ids([*references, references[0]]) == [1, 1, 2]
-            assert [one.version for one in await store.query_resources()] == [1]
-            assert [one.worker_id for one in await store.query_workers(status_in=["busy"])] == ["w-1"]
-            assert await store.query_workers(worker_id_contains="x") == []
-            server = agl.LightningStoreServer(store, "127.0.0.1", 0)
-            for _ in range(2):  # it may be started again
-                await server.start()
-                try:
-                    client = agl.LightningStoreClient(server.endpoint, server.key)
-                    assert len(await client.query_rollouts()) == 2, "the same store, still open"
-                    await client.close()
-                finally:
-                    await server.stop()
-
-    asyncio.run(run())
+async def test_many_at_once_and_what_is_missing() -> None:
+    async with agl.InMemoryLightningStore() as store:
+        await store.add_resources({"main": agl.PromptTemplate("{q}")})
+        both = await store.enqueue_many_rollouts([{"input": 1, "mode": "train"}, {"input": 2, "metadata": None}])
+        assert [(one.input, one.mode, one.resources_id is not None) for one in both] == [
+            (1, "train", True),
+            (2, None, True),
+        ]
+        with pytest.raises(UnknownIdError, match="has no attempt yet"):
+            await store.update_attempt(both[0].rollout_id, "latest", status="failed")
+        claimed = await store.dequeue_many_rollouts(limit=2, worker_id="w-1")
+        references = [(one.rollout_id, one.attempt.attempt_id) for one in claimed if one.attempt]
+        assert await store.get_many_span_sequence_ids([*references, references[0]]) == [1, 1, 2]
+        assert [one.version for one in await store.query_resources()] == [1]
+        assert [one.worker_id for one in await store.query_workers(status_in=["busy"])] == ["w-1"]
+        assert await store.query_workers(worker_id_contains="x") == []
+        server = agl.LightningStoreServer(store, "127.0.0.1", 0)
+        for _ in range(2):  # it may be started again
+            await server.start()
+            try:
+                client = agl.LightningStoreClient(server.endpoint, server.key)
+                assert len(await client.query_rollouts()) == 2, "the same store, still open"
+                await client.close()
+            finally:
+                await server.stop()
     with pytest.raises(AttributeError, match="LLMProxy is not here: the gateway"):
         _ = agl.LLMProxy
 
@@ -428,7 +407,7 @@ def test_an_agent_without_its_resource_fails_and_says_so(caplog: pytest.LogCaptu
     assert "no running event loop" not in caplog.text, "of our own, not of the agent's"
 
 
-def test_in_training_a_plain_agent_may_start_a_loop_and_return_what_a_function_may(
+async def test_in_training_a_plain_agent_may_start_a_loop_and_return_what_a_function_may(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     endpoint = SimpleNamespace(base_url="http://127.0.0.1/v1", model="m", api_key="k")
@@ -440,13 +419,10 @@ def test_in_training_a_plain_agent_may_start_a_loop_and_return_what_a_function_m
             assert rollout.input == task and sorted(resources) == ["main_llm", "prompt"]
             return asyncio.run(asyncio.sleep(0, resources["prompt"].format(q=task["main_query"]) == "say hi"))
 
-    async def run() -> None:
-        prompts = PromptSet({"prompt": agl.PromptTemplate("say {q}")})
-        task = WorkflowTask(task=Task(task_id="t", main_query="hi"), task_id="t", episode_uuid="e", prompts=prompts)
-        episode = await runner_of(cast(type[Workflow], workflow_of(Checks()))).run(task)
-        assert (episode.reward, episode.is_success) == (1.0, True), episode.failure
-
-    asyncio.run(run())
+    prompts = PromptSet({"prompt": agl.PromptTemplate("say {q}")})
+    task = WorkflowTask(task=Task(task_id="t", main_query="hi"), task_id="t", episode_uuid="e", prompts=prompts)
+    episode = await runner_of(cast(type[Workflow], workflow_of(Checks()))).run(task)
+    assert (episode.reward, episode.is_success) == (1.0, True), episode.failure
 
 
 @pytest.mark.slow
@@ -502,7 +478,7 @@ def test_generic_classes_take_the_type_of_their_tasks() -> None:
     assert agl.APO[dict[str, str]] is not None
 
 
-def test_what_the_library_refuses_with_a_value_error_is_one_here() -> None:
+async def test_what_the_library_refuses_with_a_value_error_is_one_here() -> None:
     def plain(task: int) -> float:
         return 0.0
 
@@ -514,12 +490,9 @@ def test_what_the_library_refuses_with_a_value_error_is_one_here() -> None:
     def prompted(task: int, prompt_template: agl.PromptTemplate) -> float:
         return 0.0
 
-    async def run() -> None:
-        with agl.LitAgentRunner[int]().run_context(agent=prompted, store=agl.InMemoryLightningStore()) as runner:
-            await runner.step(1)
-
-    with pytest.raises(ValueError, match="no PromptTemplate among the resources"):
-        asyncio.run(run())
+    runs = agl.LitAgentRunner[int]().run_context(agent=prompted, store=agl.InMemoryLightningStore())
+    with runs as runner, pytest.raises(ValueError, match="no PromptTemplate among the resources"):
+        await runner.step(1)
 
 
 def test_an_algorithm_of_ones_own_runs_beside_the_runners() -> None:

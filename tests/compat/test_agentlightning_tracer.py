@@ -31,6 +31,8 @@ from ajet.compat.agentlightning.otel import (
 from support.http_server import Server
 from support.scripted_helper import helper
 
+pytestmark = pytest.mark.anyio
+
 
 @asynccontextmanager
 async def store_of(kind: str) -> AsyncIterator[agl.LightningStore]:
@@ -61,41 +63,35 @@ def ids(started: agl.AttemptedRollout) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["memory", "served"])
-def test_spans_of_ones_own_go_to_the_store_with_their_nesting(kind: str) -> None:
-    async def run() -> None:
-        tracer = agl.OtelTracer()
-        async with store_of(kind) as store:
-            started = await store.start_rollout({"origin": "here"})
-            with tracer.lifespan(store):
-                async with tracer.trace_context("mine", store=store, **ids(started)) as tracing:
-                    with tracing.start_as_current_span("outer"), tracing.start_as_current_span("inner") as inner:
-                        inner.set_attribute("size", 3)
-                    agl.emit_reward(1.0)
-            spans = {span.name: span for span in await store.query_spans(started.rollout_id)}
-            assert set(spans) == {"outer", "inner", AGL_ANNOTATION}
-            assert spans["inner"].parent_id == spans["outer"].span_id
-            assert spans["inner"].attributes["size"] == 3
-            assert spans[AGL_ANNOTATION].attributes["agentlightning.reward.0.value"] == 1.0
-            assert spans["inner"].resource.attributes["agentlightning.rollout_id"] == started.rollout_id  # type: ignore[attr-defined]
-            assert len(tracer.get_last_trace()) == 3
-
-    asyncio.run(run())
-
-
-def test_a_reward_is_tied_to_an_operation_by_its_links() -> None:
-    async def run() -> list[agl.Span]:
-        tracer, store = agl.OtelTracer(), agl.InMemoryLightningStore()
-        started = await store.start_rollout(1)
+async def test_spans_of_ones_own_go_to_the_store_with_their_nesting(kind: str) -> None:
+    tracer = agl.OtelTracer()
+    async with store_of(kind) as store:
+        started = await store.start_rollout({"origin": "here"})
         with tracer.lifespan(store):
-            async with tracer.trace_context(**ids(started)):
-                for number in ("a", "b"):
-                    with agl.operation(conversation=number) as done:
-                        done.set_output({"status": "ok"})
-                attributes = {**make_link_attributes({"conversation": "b"}), **make_tag_attributes(["good", "late"])}
-                agl.emit_reward(0.9, attributes=attributes)
-        return await store.query_spans(started.rollout_id)
+            async with tracer.trace_context("mine", store=store, **ids(started)) as tracing:
+                with tracing.start_as_current_span("outer"), tracing.start_as_current_span("inner") as inner:
+                    inner.set_attribute("size", 3)
+                agl.emit_reward(1.0)
+        spans = {span.name: span for span in await store.query_spans(started.rollout_id)}
+        assert set(spans) == {"outer", "inner", AGL_ANNOTATION}
+        assert spans["inner"].parent_id == spans["outer"].span_id
+        assert spans["inner"].attributes["size"] == 3
+        assert spans[AGL_ANNOTATION].attributes["agentlightning.reward.0.value"] == 1.0
+        assert spans["inner"].resource.attributes["agentlightning.rollout_id"] == started.rollout_id  # type: ignore[attr-defined]
+        assert len(tracer.get_last_trace()) == 3
 
-    spans = asyncio.run(run())
+
+async def test_a_reward_is_tied_to_an_operation_by_its_links() -> None:
+    tracer, store = agl.OtelTracer(), agl.InMemoryLightningStore()
+    started = await store.start_rollout(1)
+    with tracer.lifespan(store):
+        async with tracer.trace_context(**ids(started)):
+            for number in ("a", "b"):
+                with agl.operation(conversation=number) as done:
+                    done.set_output({"status": "ok"})
+            attributes = {**make_link_attributes({"conversation": "b"}), **make_tag_attributes(["good", "late"])}
+            agl.emit_reward(0.9, attributes=attributes)
+    spans = await store.query_spans(started.rollout_id)
     reward = next(span for span in spans if agl.is_reward_span(span))
     rewards = filter_and_unflatten_attributes(reward.attributes, LightningSpanAttributes.REWARD.value)
     assert rewards == [{"name": "primary", "value": 0.9}]
@@ -121,25 +117,22 @@ def test_attributes_are_flattened_and_nested_again() -> None:
     assert get_tracer_provider() is not None
 
 
-def test_model_calls_are_recorded_outside_of_a_run(chat: Server) -> None:
-    async def run() -> list[agl.Span]:
-        tracer, store = agl.AgentOpsTracer(), agl.InMemoryLightningStore()
-        started = await store.start_rollout(1)
-        said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
-        with tracer.lifespan(store):
-            async with tracer.trace_context("trace-1", **ids(started)):
-                async with client(chat) as asynchronous:
-                    await asynchronous.chat.completions.create(model="m", messages=said)
-                    with pytest.raises(openai.InternalServerError):
-                        broken: Any = [{"role": "user", "content": "break"}]
-                        await asynchronous.chat.completions.create(model="m", messages=broken)
-                with client(chat, openai.OpenAI) as plain:
-                    await asyncio.to_thread(plain.chat.completions.create, model="m", messages=said[1:])
-            async with client(chat) as asynchronous:  # after the context
+async def test_model_calls_are_recorded_outside_of_a_run(chat: Server) -> None:
+    tracer, store = agl.AgentOpsTracer(), agl.InMemoryLightningStore()
+    started = await store.start_rollout(1)
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+    with tracer.lifespan(store):
+        async with tracer.trace_context("trace-1", **ids(started)):
+            async with client(chat) as asynchronous:
                 await asynchronous.chat.completions.create(model="m", messages=said)
-        return await store.query_spans(started.rollout_id)
-
-    spans = asyncio.run(run())
+                with pytest.raises(openai.InternalServerError):
+                    broken: Any = [{"role": "user", "content": "break"}]
+                    await asynchronous.chat.completions.create(model="m", messages=broken)
+            with client(chat, openai.OpenAI) as plain:
+                await asyncio.to_thread(plain.chat.completions.create, model="m", messages=said[1:])
+        async with client(chat) as asynchronous:  # after the context
+            await asynchronous.chat.completions.create(model="m", messages=said)
+    spans = await store.query_spans(started.rollout_id)
     assert sorted(span.name for span in spans) == ["openai.chat.completion"] * 3 + ["trace-1.session"]
     first, failed, plain = (span for span in spans if span.name == "openai.chat.completion")
     assert first.attributes["gen_ai.request.model"] == "m" and first.attributes["gen_ai.request.streaming"] is False
@@ -168,41 +161,35 @@ def test_what_an_agent_returns_is_the_reward_of_its_call(chat: Server) -> None:
 
 
 @pytest.mark.parametrize("given", [{"rollout_id": "r"}, {"attempt_id": "a"}, {"store": agl.InMemoryLightningStore()}])
-def test_a_context_that_names_half_an_attempt_is_refused(given: dict[str, Any]) -> None:
-    async def run() -> None:
+async def test_a_context_that_names_half_an_attempt_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="rollout_id and attempt_id"):
         async with agl.Tracer().trace_context(**given):
             raise AssertionError
 
-    with pytest.raises(ValueError, match="rollout_id and attempt_id"):
-        asyncio.run(run())
 
-
-def test_whatever_a_client_takes_is_recorded_and_reaches_the_server(chat: Server) -> None:
+async def test_whatever_a_client_takes_is_recorded_and_reaches_the_server(chat: Server) -> None:
     """Messages that are the client's own objects, or can be read only once, and replies as LangChain asks for them."""
 
-    async def run() -> list[agl.Span]:
-        tracer = agl.AgentOpsTracer()
-        async with tracer.trace_context(), client(chat) as asked:
-            function = ChatCompletionMessageFunctionToolCall(
-                id="c", type="function", function=Function(name="add", arguments="{}")
-            )
-            messages: list[Any] = [
-                {"role": "user", "content": "hello"},
-                {"role": "assistant", "content": None, "tool_calls": [function]},
-                {"role": "user", "content": "bye"},
-            ]
-            await asked.chat.completions.create(model="m", messages=iter(messages))
-            raw = await asked.chat.completions.with_raw_response.create(model="m", messages=messages[:1])
-            assert raw.parse().choices[0].message.content == "hello!"
-        return tracer.get_last_trace()
-
-    first, second = asyncio.run(run())
+    tracer = agl.AgentOpsTracer()
+    async with tracer.trace_context(), client(chat) as asked:
+        function = ChatCompletionMessageFunctionToolCall(
+            id="c", type="function", function=Function(name="add", arguments="{}")
+        )
+        messages: list[Any] = [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": None, "tool_calls": [function]},
+            {"role": "user", "content": "bye"},
+        ]
+        await asked.chat.completions.create(model="m", messages=iter(messages))
+        raw = await asked.chat.completions.with_raw_response.create(model="m", messages=messages[:1])
+        assert raw.parse().choices[0].message.content == "hello!"
+    first, second = tracer.get_last_trace()
     assert '"name": "add"' in first.attributes["gen_ai.prompt.1.tool_calls"]
     assert first.attributes["gen_ai.completion.0.content"] == "bye!"
     assert second.attributes["gen_ai.completion.0.content"] == "hello!"
 
 
-def test_contexts_of_one_tracer_at_the_same_time_keep_their_spans_apart() -> None:
+async def test_contexts_of_one_tracer_at_the_same_time_keep_their_spans_apart() -> None:
     tracer, store = agl.OtelTracer(), agl.InMemoryLightningStore()
 
     async def one(number: int) -> list[str]:
@@ -214,7 +201,4 @@ def test_contexts_of_one_tracer_at_the_same_time_keep_their_spans_apart() -> Non
         spans = await store.query_spans(started.rollout_id)
         return [str(agl.get_message_value(span)) for span in spans]
 
-    async def run() -> list[list[str]]:
-        return list(await asyncio.gather(*(one(number) for number in range(5))))
-
-    assert asyncio.run(run()) == [[str(number)] for number in range(5)]
+    assert list(await asyncio.gather(*(one(number) for number in range(5)))) == [[str(number)] for number in range(5)]
