@@ -111,15 +111,6 @@ def test_a_full_disk_is_told_to_senders_and_costs_no_whole_line(tmp_path: Path) 
     assert first == second
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (["--out", "/proc/none/x.jsonl"], 2, "--out /proc/none/x.jsonl"),
-    ],
-)
-def test_what_a_user_gets_wrong(
-    arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("AJET_STORE_KEY", raising=False)
-    assert main(["agentops", "--port", "0", *arguments]) == code
-    assert says in capsys.readouterr().err
+def test_a_file_that_can_not_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["agentops", "--port", "0", "--out", "/proc/none/x.jsonl"]) == 2
+    assert "--out /proc/none/x.jsonl" in capsys.readouterr().err

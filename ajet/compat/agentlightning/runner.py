@@ -312,9 +312,7 @@ class LitAgentRunner(Generic[T]):
         found = await (store.get_resources_by_id(resources_id) if resources_id else store.get_latest_resources())
         function, arguments = bound(agent, rollout, {} if found is None else found.resources)
         try:
-            if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-                getattr(function, "__wrapped__", 0)
-            ):
+            if inspect.iscoroutinefunction(inspect.unwrap(function)):
                 return await function(**arguments)
             returned = await self._in_thread(contextvars.copy_context(), function, arguments)
             return await returned if inspect.isawaitable(returned) else returned
