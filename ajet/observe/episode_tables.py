@@ -263,7 +263,7 @@ def insert_episode(
     query: str,
     recorded: float,
 ) -> int:
-    """Add an episode, replacing one with the same id. Returns its row."""
+    """Add an episode in its stored form, replacing one with the same id. Returns its row."""
     tree, query = episode.tree, "" if query == _NO_QUERY else query
     found = connection.execute("SELECT id FROM episode WHERE episode_id = ?", (episode.episode_id,)).fetchone()
     if found:
@@ -294,20 +294,15 @@ def insert_episode(
         recorded,
         one_line(query) or preview(episode),
     )
-    row = connection.execute(_INSERT, [_storable(value) for value in values]).lastrowid
+    row = connection.execute(_INSERT, values).lastrowid
     assert row is not None
     connection.execute("INSERT INTO body (id, data) VALUES (?, ?)", (row, body))
     connection.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (row, searchable_text(episode)))
-    named = [(encodable(agent), row) for agent in agents]
-    connection.executemany("INSERT INTO agent (name, episode) VALUES (?, ?)", named)
+    connection.executemany("INSERT INTO agent (name, episode) VALUES (?, ?)", [(agent, row) for agent in agents])
     if query:
-        question = (encodable(episode.task_id), encodable(query))
+        question = (episode.task_id, encodable(query))
         connection.execute("INSERT OR IGNORE INTO task (task_id, query) VALUES (?, ?)", question)
     return row
-
-
-def _storable(value: Any) -> Any:
-    return encodable(value) if isinstance(value, str) else value
 
 
 def insert_task(connection: sqlite3.Connection, task: Task) -> None:

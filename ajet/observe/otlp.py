@@ -97,24 +97,15 @@ def any_value(value: Any, depth: int = 0) -> Any:
     return next((value[name] for name in _SCALARS if name in value), None)
 
 
-def count_json(document: Any) -> int:
-    """How many spans a document holds. Raises OtlpError if it isn't OTLP."""
+def _in_json(document: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The unparsed spans of a request, each with its resource. Raises OtlpError if it isn't OTLP."""
     if not isinstance(document, dict) or not isinstance(document.get("resourceSpans", []), list):
         raise OtlpError("expected an object with resourceSpans, a list")
-    return sum(1 for _ in raw_spans(document))
-
-
-def read_json(document: Any, most: int) -> list[Span]:
-    """The first `most` spans of an OTLP JSON document. Raises OtlpError."""
-    spans: list[Span] = []
     for resource in objects(document, "resourceSpans"):
         described = attributes_of(resource.get("resource") or {})
         for scope in objects(resource, "scopeSpans"):
             for raw in objects(scope, "spans"):
-                if len(spans) >= most:
-                    return spans
-                spans.append(_span(_of_json(raw), described))
-    return spans
+                yield raw, described
 
 
 def _of_json(raw: dict[str, Any]) -> _Raw:
@@ -194,22 +185,13 @@ def _bound(message: Any, most: int) -> None:
             waiting.extend(within)
 
 
-def count_protobuf(message: Any) -> int:
-    """How many spans a message holds."""
-    return sum(len(scope.spans) for resource in message.resource_spans for scope in resource.scope_spans)
-
-
-def read_protobuf(message: Any, most: int) -> list[Span]:
-    """The first `most` spans of a message. Raises OtlpError."""
-    spans: list[Span] = []
+def _in_protobuf(message: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The unread spans of a message, each with its resource."""
     for resource in message.resource_spans:
         described = _pairs(resource.resource.attributes)
         for scope in resource.scope_spans:
             for raw in scope.spans:
-                if len(spans) >= most:
-                    return spans
-                spans.append(_span(_of_protobuf(raw), described))
-    return spans
+                yield raw, described
 
 
 def _of_protobuf(raw: Any) -> _Raw:
@@ -401,17 +383,17 @@ def kind_of(content_type: str) -> str:
 
 def read_export(body: bytes, kind: str, room: int) -> Export:
     """At most `room` spans of a request's body. Raises OtlpError, MissingDependencyError."""
+    read: Callable[[Any], _Raw]
     if kind == PROTOBUF:
-        message = parse_protobuf(body, MAX_NODES)
-        spans, count = read_protobuf(message, room), count_protobuf(message)
+        found, read = list(_in_protobuf(parse_protobuf(body, MAX_NODES))), _of_protobuf
     else:
         try:
             document = json_object(body, MAX_NODES)
         except InvalidBodyError as error:
             raise OtlpError(str(error)) from None
-        count = count_json(document)
-        spans = read_json(document, room)
-    return Export(spans, count - len(spans))
+        found, read = list(_in_json(document)), _of_json
+    spans = [_span(read(raw), resource) for raw, resource in found[:room]]
+    return Export(spans, len(found) - len(spans))
 
 
 def _accepted(kind: str, rejected: Rejected) -> Answer:

@@ -237,7 +237,9 @@ class Notes:
 
     def write(self, note: str, tags: list[str], episode: str = "") -> Note:
         """Keep a note about an episode, or about the run if none is named. An empty note without tags removes it."""
-        kept = Note(_checked(note), _tags(tags), round(time.time(), 3))
+        if len(note) > LONGEST_NOTE:
+            raise NotesError(f"a note must be text of at most {LONGEST_NOTE:,} characters")
+        kept = Note(note.strip(), _tags(tags), round(time.time(), 3))
         try:
             with self._alone():
                 everything = self.read()
@@ -260,15 +262,7 @@ class Notes:
             os.close(handle)
 
 
-def _checked(note: Any) -> str:
-    if not isinstance(note, str) or len(note) > LONGEST_NOTE:
-        raise NotesError(f"a note must be text of at most {LONGEST_NOTE:,} characters")
-    return note.strip()
-
-
-def _tags(tags: Any) -> tuple[str, ...]:
-    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        raise NotesError("tags must be a list of texts")
+def _tags(tags: list[str]) -> tuple[str, ...]:
     plain = tuple(dict.fromkeys(" ".join(tag.split()) for tag in tags if tag.strip()))
     if len(plain) > MOST_TAGS or any(len(tag) > LONGEST_TAG or "," in tag for tag in plain):
         raise NotesError(f"at most {MOST_TAGS} tags, each of at most {LONGEST_TAG} characters and without a comma")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import threading
@@ -17,7 +16,7 @@ from msgspec.structs import replace
 
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.export import ExportFormat, OtlpExporter, export_episodes
-from ajet.observe.otlp import read_json
+from ajet.observe.otlp import JSON, read_export
 from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.tracing.adapters import CALL, EPISODE
 from ajet.schema.episode import Episode, Failure
@@ -40,7 +39,7 @@ def collector(status: int = 200, refusals: int = 0) -> Iterator[tuple[str, list[
             keys.append(f"{self.path} {self.headers.get('x-key')}")
             refused = len(keys) <= refusals
             if not refused:
-                spans.extend(read_json(json.loads(body), 10**6))
+                spans.extend(read_export(body, JSON, 10**6).spans)
             self.send_response(503 if refused else status)
             self.send_header("content-length", "2")
             self.end_headers()
@@ -142,6 +141,6 @@ def test_exported_traces_are_tasks_again(tmp_path: Path) -> None:
     store = EpisodeStore(tmp_path / "episodes.sqlite")
     target = tmp_path / "traces.jsonl"
     assert export_episodes(store, EpisodeFilter(), ExportFormat.OTLP, target) == 4
-    assert [span.name for span in read_json(json.loads(target.read_text().splitlines()[0]), 1)] == [EPISODE]
+    assert [span.name for span in read_export(target.read_bytes().splitlines()[0], JSON, 1).spans] == [EPISODE]
     found = list(exchanges(target))
     assert found and all(one.query and one.reply for one in found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
@@ -143,7 +142,7 @@ class MetricsReader:
     def _take(self, line: bytes) -> None:
         """A line that holds no step is left out, and named."""
         try:
-            record = _decoded(line)
+            record = msgspec.json.decode(line)
         except (ValueError, RecursionError):
             record = None
         step = record.pop("step", None) if isinstance(record, dict) else None
@@ -172,13 +171,6 @@ class MetricsReader:
             self._series[name] = [values[row] for row in order]
         self._steps = [self._steps[row] for row in order]
         self._rows = {step: row for row, step in enumerate(self._steps)}
-
-
-def _decoded(line: bytes) -> Any:
-    try:
-        return msgspec.json.decode(line)
-    except msgspec.DecodeError:  # other programs write NaN, which is not JSON, and which json takes
-        return json.loads(line)
 
 
 # ---------------------------------------------------------------- fewer points

@@ -106,7 +106,7 @@ def test_columns_are_in_the_order_of_steps(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, {"step": 3, "a": 3}, {"step": 1, "a": 1}, {"step": 3, "b": "nan"}, {"step": 2, "b": 2.5})
     with path.open("a") as file:
-        file.write('{"step": 4, "a": NaN}\nnonsense\n{"no": "step"}\n{"step": 5, "a": 1')
+        file.write('{"step": 4, "a": "inf"}\nnonsense\n{"no": "step"}\n{"step": 5, "a": 1')
     reader = MetricsReader(path)
     found = reader.columns()
     assert found["steps"] == [1, 2, 3, 4]
