@@ -1,13 +1,16 @@
-// Runs before the page is drawn, so that a dark page never flashes light.
+// Runs before the page is drawn, so that a dark page never flashes light. Until the reader chooses, the system decides.
 (() => {
-  const wanted = localStorage.getItem("ajet-theme");
-  if (wanted) document.documentElement.dataset.theme = wanted;
+  const system = matchMedia("(prefers-color-scheme: dark)"), root = document.documentElement;
+  const apply = () => {
+    root.dataset.theme = localStorage.getItem("ajet-theme") || (system.matches ? "dark" : "light");
+    dispatchEvent(new Event("themechange"));
+  };
+  apply();
+  system.addEventListener("change", apply);
   addEventListener("DOMContentLoaded", () => {
     document.getElementById("theme").addEventListener("click", () => {
-      const dark = getComputedStyle(document.documentElement).getPropertyValue("--is-dark").trim() === "1";
-      document.documentElement.dataset.theme = dark ? "light" : "dark";
-      localStorage.setItem("ajet-theme", dark ? "light" : "dark");
-      dispatchEvent(new Event("themechange"));
+      localStorage.setItem("ajet-theme", root.dataset.theme === "dark" ? "light" : "dark");
+      apply();
     });
   });
 })();
