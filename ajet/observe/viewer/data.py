@@ -55,6 +55,7 @@ _LARGEST_PAGE = 1000
 _WHOLE = {"offset": 0, "limit": 1_000_000}
 """The page that a CSV file holds."""
 _GROUP_LIMIT = 64
+_YES_OR_NO = {"yes": True, "no": False}
 
 
 # ---------------------------------------------------------------- queries in URLs
@@ -74,21 +75,13 @@ def episode_filter(values: Mapping[str, str], experiment: Experiment) -> Episode
         agent=values.get("agent", ""),
         tag=values.get("tag", ""),
         failure=values.get("failure", ""),
-        success=_boolean(values, "success"),
-        validation=_boolean(values, "validation"),
-        mixed=_mixed(values),
+        success=_choice(values, "success"),
+        validation=_choice(values, "validation"),
+        mixed=_choice(values, "groups", {"all": None, "mixed": True, "equal": False}),
         ids=_noted(values, experiment),
         text=values.get("q", ""),
     )
     return where if where.success is None else replace(where, threshold=experiment.success_threshold())
-
-
-def _mixed(values: Mapping[str, str]) -> bool | None:
-    """Whether the episodes of a group should have different rewards."""
-    kind = values.get("groups", "")
-    if kind not in ("", "all", "mixed", "equal"):
-        raise HTTPException(400, f"groups={kind!r}: must be all, mixed or equal")
-    return None if kind in ("", "all") else kind == "mixed"
 
 
 def _noted(values: Mapping[str, str], experiment: Experiment) -> tuple[str, ...] | None:
@@ -104,7 +97,7 @@ def task_filter(values: Mapping[str, str]) -> TaskFilter:
     return TaskFilter(
         text=values.get("q", "").strip(),
         tag=values.get("tag", ""),
-        validation=_boolean(values, "validation"),
+        validation=_choice(values, "validation"),
         solved_min=_real(values, "solved_min"),
         solved_max=_real(values, "solved_max"),
     )
@@ -139,11 +132,11 @@ def _real(values: Mapping[str, str], name: str) -> float | None:
     return number
 
 
-def _boolean(values: Mapping[str, str], name: str) -> bool | None:
+def _choice(values: Mapping[str, str], name: str, meaning: Mapping[str, bool | None] = _YES_OR_NO) -> bool | None:
     text = values.get(name, "")
-    if text not in ("", "yes", "no"):
-        raise HTTPException(400, f"{name}={text!r}: must be yes or no")
-    return None if not text else text == "yes"
+    if text and text not in meaning:
+        raise HTTPException(400, f"{name}={text!r}: must be {' or '.join(meaning)}")
+    return meaning[text] if text else None
 
 
 # ---------------------------------------------------------------- CSV files
