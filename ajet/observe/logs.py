@@ -59,7 +59,7 @@ class Masker:
     """Masks a run's secrets: those in the environment and those in its config."""
 
     def __init__(self, *sources: Any) -> None:
-        known = set(_environment_secrets())
+        known = {value for name, value in os.environ.items() if is_secret_variable(name)}
         for source in sources:
             known.update(_secret_values(source))
         self._known = sorted((value for value in known if len(value) >= _SHORTEST), key=len, reverse=True)
@@ -90,12 +90,6 @@ class Masker:
 def _is_reference(value: str) -> bool:
     """`${oc.env:X}` names a secret without holding it."""
     return value.startswith("${") and value.endswith("}")
-
-
-def _environment_secrets() -> Iterator[str]:
-    for name, value in os.environ.items():
-        if is_secret_variable(name):
-            yield value
 
 
 def _secret_values(value: Any, key: str = "") -> Iterator[str]:

@@ -139,14 +139,13 @@ def _collect(value: Any, name: str, values: dict[str, list[float]], listed: set[
 
 def as_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
     """Metrics as JSON holds them: it has no NaN or infinity, so they are written as text."""
-    return {name: _plain(value) for name, value in metrics.items()}
 
+    def plain(value: float) -> float | str:
+        if isinstance(value, int):
+            return int(value)
+        return float(value) if math.isfinite(value) else str(float(value))
 
-def _plain(value: float) -> float | str:
-    number = float(value)
-    if math.isfinite(number):
-        return int(number) if isinstance(value, int) else number
-    return str(number)
+    return {name: plain(value) for name, value in metrics.items()}
 
 
 def make_sinks(config: Any, folder: Path, masker: Masker, *, with_trackers: bool = True) -> MetricsSink:

@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib import import_module
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from ajet.observe.tracing import attributes as names
@@ -265,22 +264,18 @@ def _id(value: Any) -> str:
 
 def to_json(spans: Sequence[Span], resource: Mapping[str, Any], scope: str = "ajet") -> dict[str, Any]:
     """An OTLP JSON document. Spans that describe a resource of their own keep it, beside `resource`."""
-    described = sorted(spans, key=lambda span: repr(sorted(span.resource.items())))
+    groups: dict[str, list[Span]] = {}
+    for span in spans:
+        groups.setdefault(repr(sorted(span.resource.items())), []).append(span)
     return {
         "resourceSpans": [
             {
-                "resource": {"attributes": _key_values({**resource, **dict(own)})},
+                "resource": {"attributes": _key_values({**resource, **group[0].resource})},
                 "scopeSpans": [{"scope": {"name": scope}, "spans": [_json_span(span) for span in group]}],
             }
-            for own, group in _grouped(described)
+            for group in groups.values()
         ]
     }
-
-
-def _grouped(spans: Sequence[Span]) -> Iterator[tuple[dict[str, Any], list[Span]]]:
-    for _, group in groupby(spans, key=lambda span: repr(sorted(span.resource.items()))):
-        members = list(group)
-        yield members[0].resource, members
 
 
 def _json_span(span: Span) -> dict[str, Any]:

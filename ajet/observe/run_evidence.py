@@ -155,10 +155,7 @@ class RunEvidence:
 
     def key(self, name: str) -> Any:
         """The value of `ajet.<name>` in the run's config; None if it isn't there."""
-        block: Any = self.config.get("ajet")
-        for part in name.split("."):
-            block = block.get(part) if isinstance(block, dict) else None
-        return block
+        return value_at(self.config, "ajet", *name.split("."))
 
     def solved(self, row: Mapping[str, Any]) -> bool:
         """Whether an episode counts as solved."""
@@ -212,6 +209,13 @@ class RunEvidence:
             return ()
         query = f"SELECT episode_id FROM episode WHERE {condition} ORDER BY id DESC LIMIT 3"
         return tuple(row[0] for row in self.store.rows(query, values))
+
+
+def value_at(block: Any, *keys: str) -> Any:
+    """The value at this path of nested mappings; None if there is none."""
+    for key in keys:
+        block = block.get(key) if isinstance(block, dict) else None
+    return block
 
 
 def changed(run: RunEvidence, name: str, factor: float) -> str:

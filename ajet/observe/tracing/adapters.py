@@ -303,7 +303,7 @@ def episode_spans(episode: Episode, *, tokens: bool = False, attributes: dict[st
     calls = [
         Span(
             **ids,
-            span_id=call_span_id(episode.episode_id, index),
+            span_id=root_span_id_of(f"{episode.episode_id}/{index}"),
             parent_id=root_id,
             name=CALL,
             status=SpanStatus(status_code="ERROR" if call.run == ROOT else "OK"),
@@ -329,11 +329,6 @@ def episode_spans(episode: Episode, *, tokens: bool = False, attributes: dict[st
         end_time=max([episode.began + episode.timings.get("total", 0.0), *_ends(parts)]),
     )
     return [whole, *parts]
-
-
-def call_span_id(episode_id: str, call: int) -> str:
-    """The span of one model call."""
-    return root_span_id_of(f"{episode_id}/{call}")
 
 
 def _ends(spans: Sequence[Span]) -> list[float]:

@@ -77,10 +77,6 @@ Sink = Callable[[Span], None]
 """Takes a finished span. Called from any thread; must not block and must not raise."""
 
 
-def _nowhere(_: Span) -> None:
-    pass
-
-
 class NoRecordingError(RuntimeError):
     """A span was emitted where no episode is recorded."""
 
@@ -116,7 +112,7 @@ class Recording:
 
     def close(self) -> None:
         """Drop what comes later, from threads that outlive their episode."""
-        self._sink = _nowhere
+        self._sink = lambda _: None
 
     @contextmanager
     def active(self) -> Iterator[Recording]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ajet.observe.episode_store import EpisodeStore, RecordedEpisode
+from ajet.observe.run_evidence import value_at
 from ajet.observe.tracing import is_reward_span
 from ajet.observe.viewer.library import Experiment
 from ajet.schema.episode import ROOT, Call, CallTree, Episode
@@ -302,12 +303,7 @@ def gold_answer(metadata: dict[str, Any], names: Sequence[str]) -> Any:
 
 def answer_names(config: dict[str, Any]) -> tuple[str, ...]:
     """The fields to look into: what the run's judge compares with (`reference_field`), then the usual ones."""
-    root = config.get("ajet")
-    judge = root.get("task_judge") if isinstance(root, dict) else None
+    judge = value_at(config, "ajet", "task_judge")
     sections = judge.values() if isinstance(judge, dict) else ()
-    named = [section["reference_field"] for section in sections if _names_a_field(section)]
-    return (*named, *_ANSWER_NAMES)
-
-
-def _names_a_field(section: Any) -> bool:
-    return isinstance(section, dict) and isinstance(section.get("reference_field"), str)
+    named = [value_at(section, "reference_field") for section in sections]
+    return (*(name for name in named if isinstance(name, str)), *_ANSWER_NAMES)

@@ -21,7 +21,7 @@ from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import JUDGE, is_running, read_environment
 from ajet.observe.metrics import flatten
 from ajet.observe.progress_state import USED, RunningTotal
-from ajet.observe.run_evidence import Figures, RunEvidence
+from ajet.observe.run_evidence import Figures, RunEvidence, value_at
 from ajet.observe.run_files import Note, Notes, open_regular, read_events, read_regular, unreadable_lines
 from ajet.observe.statistics import Gain
 from ajet.observe.viewer.candidates import PromptHistory
@@ -69,7 +69,7 @@ class Library:
             return [_name_of(self.root)]
         if not self.root.is_dir():
             return []
-        found = [path for path in self.root.iterdir() if _is_folder(path) and is_experiment(path)]
+        found = [path for path in self.root.iterdir() if holds(Path.is_dir, path) and is_experiment(path)]
         return [path.name for path in sorted(found, key=_touched, reverse=True)]
 
     def get(self, name: str) -> Experiment:
@@ -175,11 +175,11 @@ class Experiment:
 
     def keeps_a_selection(self) -> bool:
         """Whether only failed episodes and those that were cut short are recorded."""
-        return bool(_at(self.config(), "ajet", "recorder", "keep") == "failures")
+        return bool(value_at(self.config(), "ajet", "recorder", "keep") == "failures")
 
     def success_threshold(self) -> float:
         """The reward from which an episode counts as solved if neither workflow nor judge said so."""
-        given = _at(self.config(), "ajet", "task_judge", "success_threshold")
+        given = value_at(self.config(), "ajet", "task_judge", "success_threshold")
         return float(given) if isinstance(given, int | float) else 1.0
 
     def environment(self) -> dict[str, str]:
@@ -234,9 +234,9 @@ class Experiment:
         return {
             "name": self.name,
             "status": reading.part(lambda: self._status(events), "unknown"),
-            "model": _as_text(_at(config, "ajet", "model", "path")),
+            "model": _as_text(value_at(config, "ajet", "model", "path")),
             "backbone": _as_text(next((event["backbone"] for event in reversed(events) if event.get("backbone")), "")),
-            "algorithm": _as_text(_at(config, "ajet", "trainer_common", "algorithm", "adv_estimator")),
+            "algorithm": _as_text(value_at(config, "ajet", "trainer_common", "algorithm", "adv_estimator")),
             "step": columns["steps"][-1] if columns["steps"] else 0,
             "return": returns[-1] if returns else None,
             "success": successes[-1] if successes else None,
@@ -394,13 +394,6 @@ def _name_of(path: Path) -> str:
     return path.resolve().name if path.name in ("", "..") else path.name
 
 
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
-
-
 def _touched(path: Path) -> float:
     """When a run last wrote anything; 0 if that is unknown."""
     files = ("metrics.jsonl", "episodes.sqlite-wal", "episodes.sqlite", "events.jsonl", "config.resolved.yaml")
@@ -408,13 +401,6 @@ def _touched(path: Path) -> float:
         return max((file.stat().st_mtime for file in map(path.joinpath, files) if file.exists()), default=0.0)
     except OSError:
         return 0.0
-
-
-def _at(block: Any, *keys: str) -> Any:
-    """The value at this path of nested mappings; None if there is none."""
-    for key in keys:
-        block = block.get(key) if isinstance(block, dict) else None
-    return block
 
 
 def _as_text(value: Any) -> str:

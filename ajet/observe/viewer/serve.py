@@ -207,7 +207,8 @@ class TrajectoryFolder:
                 log.warning("%s", error)
                 continue
             episode = episode_of(trajectory)
-            task = Task(main_query=_question(trajectory), task_id=episode.task_id)
+            question = next((step.content for step in trajectory.steps if step.step_type == "observation"), "")
+            task = Task(main_query=question, task_id=episode.task_id)
             self._recorder.record(episode, 0, task=task)
             changed += 1
         self._recorder.flush()
@@ -286,7 +287,3 @@ def _tree(trajectory: Trajectory) -> CallTree:
             )
         )
     return CallTree(calls=calls, toolsets=[trajectory.tools] if trajectory.tools else [])
-
-
-def _question(trajectory: Trajectory) -> str:
-    return next((step.content for step in trajectory.steps if step.step_type == "observation"), "")
