@@ -24,8 +24,6 @@ GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling settings of one reply."""
-
     temperature: float = 1.0
     """0 is greedy, and so is anything below `GREEDY_BELOW`, which is stored as 0. See `logprob_temperature`."""
     top_p: float = 1.0
@@ -48,7 +46,6 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether decoding is greedy."""
         return self.temperature == 0
 
     @property

@@ -228,7 +228,6 @@ class Ledger:
             raise LedgerImbalance(f"captured {self.captured} tokens but accounted for {accounted}: {self}")
 
     def add(self, other: Ledger) -> None:
-        """Add another ledger's counts to this one."""
         self.captured += other.captured
         self.trained += other.trained
         for mine, theirs in ((self.masked, other.masked), (self.dropped, other.dropped)):
@@ -237,8 +236,6 @@ class Ledger:
 
 
 class EpisodeStatus(StrEnum):
-    """How an episode ended."""
-
     COMPLETED = "completed"
     """The workflow returned and the reward is known."""
     TRUNCATED = "truncated"

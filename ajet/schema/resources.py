@@ -35,7 +35,6 @@ class LLM:
     sampling_parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def get_base_url(self, *_: Any) -> str:
-        """`endpoint`."""
         return self.endpoint
 
 
@@ -104,7 +103,6 @@ class PromptTemplate:
 
 @cache
 def _warn_of_no_placeholder(names: tuple[str, ...], form: str) -> None:
-    """Once for each set of names."""
     log.warning(
         "a prompt template has no placeholder, so the workflow's values for it (%s) don't reach the model: write %s "
         "in the template where one belongs",

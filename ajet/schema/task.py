@@ -61,7 +61,6 @@ class WorkflowTask(BaseModel):
 
     @property
     def tokenizer(self) -> Any:
-        """`tuner.tokenizer`."""
         return self._tuner.tokenizer
 
     @property

@@ -33,8 +33,6 @@ class TrajectoryFormatError(UserError):
 
 
 class StepType(StrEnum):
-    """What a step is."""
-
     OBSERVATION = "observation"
     """A message to the agent: the task, or an error about a reply that could not be parsed."""
     THOUGHT = "thought"
@@ -45,8 +43,6 @@ class StepType(StrEnum):
 
 
 class TrajectoryStatus(StrEnum):
-    """The status of a trajectory."""
-
     RUNNING = "running"
     """It hasn't ended, or its process was killed before it could record the end."""
     COMPLETED = "completed"
@@ -59,8 +55,6 @@ class TrajectoryStatus(StrEnum):
 
 
 class StopReason(StrEnum):
-    """What ended a trajectory."""
-
     ANSWER = "answer"
     TOOL = "tool"
     """A tool that ends the episode, such as `finish`."""
@@ -83,7 +77,6 @@ class StopReason(StrEnum):
 
     @property
     def status(self) -> TrajectoryStatus:
-        """The status of a trajectory that ended for this reason."""
         if self in (StopReason.ANSWER, StopReason.TOOL, StopReason.ENVIRONMENT, StopReason.AGENT):
             return TrajectoryStatus.COMPLETED
         if self in (StopReason.MODEL_ERROR, StopReason.AGENT_ERROR):
@@ -93,8 +86,6 @@ class StopReason(StrEnum):
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of model calls."""
-
     input_tokens: int = 0
     output_tokens: int = 0
     counted: bool = True
@@ -108,8 +99,6 @@ class Usage:
 
 @dataclass(slots=True)
 class ModelCall:
-    """One call of the model."""
-
     new_messages: list[Message]
     """What this call added to the conversation it continues (all messages, if it continues none)."""
     reply: Message
@@ -127,8 +116,6 @@ class ModelCall:
 
 @dataclass(slots=True)
 class TrajectoryStep:
-    """One step, as people read it."""
-
     step_type: StepType
     content: str = ""
     call: int = NO_CALL
@@ -153,8 +140,6 @@ class TrajectoryStep:
 
 @dataclass
 class Trajectory:
-    """One run of an agent."""
-
     request_id: str
     task_id: str = ""
     repeat: int = 0
@@ -191,7 +176,6 @@ class Trajectory:
 
     @property
     def usage(self) -> Usage:
-        """The tokens of all calls together."""
         total = Usage()
         for call in self.calls:
             total.add(call.usage)
@@ -302,7 +286,6 @@ class TrajectoryFile:
 
 
 def write_trajectory(path: Path, trajectory: Trajectory) -> None:
-    """Write a finished trajectory."""
     TrajectoryFile(path, trajectory).close()
 
 

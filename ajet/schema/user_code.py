@@ -83,8 +83,6 @@ T = TypeVar("T")
 
 
 class ImportPath(NamedTuple):
-    """The two halves of `place->name`."""
-
     place: str
     name: str
 
@@ -94,7 +92,6 @@ class ImportPath(NamedTuple):
 
 
 def split_import_path(text: str) -> ImportPath:
-    """Split `place->name`."""
     place, arrow, name = (part.strip() for part in text.partition(ARROW))
     if not (arrow and place and name and all(part.isidentifier() for part in name.split("."))):
         raise ImportPathError(
@@ -305,7 +302,6 @@ def _load_module(name: str, base_dirs: Sequence[str | Path]) -> ModuleType:
 
 
 def _home_of_module(name: str, folders: Sequence[Path]) -> Path | None:
-    """The first folder that holds a module of this name."""
     for folder in folders:
         place = folder.joinpath(*name.split("."))
         if place.is_dir() or place.with_name(f"{place.name}.py").is_file():

@@ -282,8 +282,6 @@ class BlockingStore:
     def connect(
         cls, url: str, key: str, *, ca: str | Path | None = None, patience_seconds: float = PATIENCE_S
     ) -> BlockingStore:
-        """Connect to the store behind a URL."""
-
         async def make() -> RolloutStore:
             return StoreClient(url, key, ca=ca, patience_seconds=patience_seconds)
 

@@ -85,7 +85,6 @@ class Waiting:
 
     @property
     def in_line(self) -> int:
-        """The number of claimers that wait."""
         return len(self._claimers)
 
     async def arrival(self) -> None:
@@ -95,7 +94,6 @@ class Waiting:
         await self._arrival.wait()
 
     def leave(self, place: asyncio.Future[None]) -> None:
-        """Leave the line."""
         if place in self._claimers:
             del self._claimers[place]
             place.cancel()
@@ -110,7 +108,6 @@ class Waiting:
                 count -= 1
 
     def happened(self, events: Events) -> None:
-        """Wake those who wait for one of these events."""
         self.wake_next(events.queued)
         for rollout_id in events.ended:
             for wait in self._by_rollout.pop(rollout_id, ()):

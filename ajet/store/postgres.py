@@ -43,8 +43,6 @@ RECONNECT_S = 1.0
 
 
 class PostgresConnection:
-    """A connection as `Tables` uses it."""
-
     skip_locked = " FOR UPDATE SKIP LOCKED"
     for_update = " FOR UPDATE"
 

@@ -50,8 +50,6 @@ class _Outcome(NamedTuple):
 
 
 class SqliteConnection:
-    """A connection as `Tables` uses it."""
-
     skip_locked = ""
     for_update = ""
 

@@ -243,7 +243,6 @@ class ForkingClient:
             self._send({"do": do, "number": number})
 
     async def exit_of(self, number: int) -> str:
-        """Describe how a process ended."""
         if (ended := self._exits.get(number)) is None:
             return "ended"
         try:
@@ -252,7 +251,6 @@ class ForkingClient:
             return "closed its channel"
 
     def forget(self, number: int) -> None:
-        """Drop what is kept about this process."""
         self._exits.pop(number, None)
 
     def close(self) -> None:
@@ -348,8 +346,6 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Ended(NamedTuple):
-    """A worker that has ended."""
-
     number: int
     code: int
     """Its exit code; negative: the signal that killed it."""
@@ -394,7 +390,6 @@ class ForkedWorkers:
             os.kill(process, signal.SIGTERM)
 
     def wait(self) -> Ended:
-        """Wait until a worker ends."""
         while True:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             assert found is not None

@@ -42,7 +42,6 @@ class SilenceWatch:
         self._named = False
 
     def heard(self) -> None:
-        """Note that the server has sent something."""
         self._heard_at = time.monotonic()
         if self._named:
             self._named = False
@@ -77,8 +76,6 @@ class HttpFailure(Exception):
 
 
 class HttpAnswer(NamedTuple):
-    """A complete answer."""
-
     status: int
     body: bytes
 
@@ -141,7 +138,6 @@ class HttpClient:
         return HttpAnswer(reading.status, b"".join(reading.body))
 
     def _next(self, connection: socket.socket, until: float, began: float) -> bytes:
-        """What the server sends next."""
         if self._watch is None:
             connection.settimeout(_left(until))
             return connection.recv(_CHUNK)

@@ -91,8 +91,6 @@ class Answer:
 
 
 class HttpHandler(Protocol):
-    """The callbacks that handle a server's requests."""
-
     def admit(self, request: HttpRequest) -> Answer | None:
         """Called when the headers have arrived. Return None to go on; an answer refuses the request without reading its
         body."""
@@ -118,7 +116,6 @@ def server_sent_event(value: Any, name: str = "") -> bytes:
 
 
 def event_stream(chunks: AsyncIterator[bytes], close: Callable[[], None]) -> Answer:
-    """Server-sent events; `close` ends them."""
     headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
     return Answer(200, chunks, headers, close)
 
@@ -142,8 +139,6 @@ class InvalidKeyError(ModelCallError):
 
 
 class KeyClaim(NamedTuple):
-    """The content of a valid key."""
-
     id: str
     scope: Any
     """The scope passed to `narrow`; None for a full key."""
@@ -159,7 +154,6 @@ class KeyRing:
         self._ttl_setting = ttl_setting
 
     def issue(self) -> tuple[str, str]:
-        """Create a new id and its key."""
         expiry = int(time.time() + self._ttl_s)
         head = _encode(secrets.token_bytes(_ID_BYTES) + expiry.to_bytes(_EXPIRY_BYTES, "big"))
         return head, PREFIX + head + _sign(self._secret, head)

@@ -78,7 +78,6 @@ class Connections(ServerState):
         return len(self.busy) >= self.most - max(1, self.most // NEWCOMERS)
 
     async def wait_for_slot(self) -> None:
-        """Wait until there is a slot for a new connection."""
         while len(self) >= self.most:
             oldest = next(iter(self.unauthenticated or self.authenticated))
             if (young := oldest.accepted + GRACE_S - oldest.loop.time()) > 0:
@@ -115,8 +114,6 @@ def _too_large() -> _RefusedHead:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """The connection of one client."""
-
     def __init__(self, connections: Connections) -> None:
         super().__init__(connections.config, connections, {})
         self.places = connections

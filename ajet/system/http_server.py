@@ -143,7 +143,6 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        """How many are open now."""
         return len(self._connections) if self._connections is not None else 0
 
     async def aclose(self) -> None:

@@ -87,7 +87,6 @@ class InterpreterHost:
         return number, answer
 
     def cancel(self, number: str) -> None:
-        """Cancel a request."""
         self._send({"do": "cancel", "of": number})
 
     def close(self) -> None:

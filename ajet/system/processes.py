@@ -182,7 +182,6 @@ def made_state_folder() -> Path:
 
 @contextmanager
 def recorded(mark: str, name: str, prefix: str, pid: int, command: str) -> Iterator[None]:
-    """Record a process for the duration of the block."""
     folder = made_state_folder()
     try:
         started = _start_time(psutil.Process(pid))

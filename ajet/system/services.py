@@ -64,7 +64,6 @@ class Service:
 
 
 def say_on_stderr(text: str) -> None:
-    """Print it on stderr, for commands that show no log."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -173,13 +172,10 @@ def start_service(service: Service, prefix: str = "", say: Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A service that runs, and its log."""
-
     process: subprocess.Popen[bytes]
     log: Path
 
     def last_lines(self) -> str:
-        """The end of what it wrote."""
         with self.log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
             text = file.read().decode(errors="replace")
@@ -260,7 +256,6 @@ def wait_for(service: Service, started: Started, ending: threading.Event, say: C
 
 
 def answers(address: tuple[str, int], timeout_s: float = 2.0) -> bool:
-    """Whether something listens there."""
     try:
         socket.create_connection(address, timeout=timeout_s).close()
     except OSError:
