@@ -310,38 +310,33 @@ class StoreServer:
         return _Admitted(caller, route, extension)
 
     async def handle(self, request: HttpRequest) -> Answer:
+        try:
+            return await self._answer(request)
+        except StoreError as error:
+            return _refusal(error)
+
+    async def _answer(self, request: HttpRequest) -> Answer:
+        """Raises a StoreError."""
         caller, route, extension = request.caller
         if extension is not None:
-            return await self._extend(extension, caller, request)
+            asked = _decoded(_decode_object, request.body, request.path)
+            return json_answer(await extension(caller, asked), headers=_HEADERS)
         if request.path == BATCH_PATH:
-            return await self._together(caller, request.body)
+            return json_answer(await self._together(caller, request.body), headers=_HEADERS)
         if route is None:
             return self._get(request.path, caller)
         if request.path == otlp.PATH:
             return await self._export(caller, request)
-        try:
-            asked = route.decode(request.body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return _refusal(StoreError(f"{route.operation.path}: {error or 'the body is not what it should be'}"))
-        try:
-            return json_answer(await self._store.carry_out(asked, caller), headers=_HEADERS)
-        except StoreError as error:
-            return _refusal(error)
+        asked = _decoded(route.decode, request.body, route.operation.path)
+        return json_answer(await self._store.carry_out(asked, caller), headers=_HEADERS)
 
-    async def _together(self, caller: StoreCaller, body: bytes) -> Answer:
+    async def _together(self, caller: StoreCaller, body: bytes) -> list[BatchOutcome]:
         """Carry out several small requests. Each has its own outcome, and the database commits them together. If it
         can't, all are refused, to be sent again."""
-        try:
-            items = _decode_items(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return _refusal(StoreError(f"batch: {error}"))
+        items = _decoded(_decode_items, body, "batch")
         if len(items) > MAX_TOGETHER:
-            return _refusal(StoreError(f"batch: {len(items)} requests; at most {MAX_TOGETHER}"))
-        try:
-            outcomes = await asyncio.gather(*(self._one_of(item, caller) for item in items))
-        except StoreUnavailableError as error:
-            return _refusal(error)
-        return json_answer(outcomes, headers=_HEADERS)
+            raise StoreError(f"batch: {len(items)} requests; at most {MAX_TOGETHER}")
+        return await asyncio.gather(*(self._one_of(item, caller) for item in items))
 
     async def _one_of(self, item: BatchItem, caller: StoreCaller) -> BatchOutcome:
         try:
@@ -349,10 +344,8 @@ class StoreServer:
             if route is None or route.operation.request not in SMALL:
                 raise _NoSuchPathError(f"batch: {item.request[:200]!r} does not come together with others")
             _check_role(caller, route.operation)
-            answer = await self._store.carry_out(route.decode(item.body), caller)
+            answer = await self._store.carry_out(_decoded(route.decode, item.body, item.request[:200]), caller)
             return BatchOutcome(answer=msgspec.Raw(msgspec.json.encode(answer)))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return BatchOutcome(error=ErrorDetail(StoreError.code, f"{item.request[:200]}: {error}"))
         except StoreUnavailableError:
             raise
         except StoreError as error:
@@ -369,11 +362,8 @@ class StoreServer:
                 why += [reason for reason in alone if reason is not None]
             return otlp.Rejected(len(why), why[0] if why else "")
 
-        try:
-            kind = request.headers.get(b"content-type", b"").decode("latin-1")
-            return await otlp.receive(request.body, kind, MAX_BATCH, keep)
-        except StoreUnavailableError as error:
-            return _refusal(error)
+        kind = request.headers.get(b"content-type", b"").decode("latin-1")
+        return await otlp.receive(request.body, kind, MAX_BATCH, keep)
 
     async def _add(self, spans: list[Span], caller: StoreCaller) -> str | None:
         """Add all of these or none. Returns why they are refused."""
@@ -384,15 +374,6 @@ class StoreServer:
         except StoreError as error:
             return str(error)
         return None
-
-    async def _extend(self, extension: Extension, caller: StoreCaller, request: HttpRequest) -> Answer:
-        try:
-            asked = msgspec.json.decode(request.body, type=dict[str, Any])
-            return json_answer(await extension(caller, asked), headers=_HEADERS)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return _refusal(StoreError(f"{request.path}: {error}"))
-        except StoreError as error:
-            return _refusal(error)
 
     def _get(self, path: str, caller: StoreCaller | None) -> Answer:
         if path == HEALTH_PATH:
@@ -410,6 +391,15 @@ class StoreServer:
 
 
 _decode_items = msgspec.json.Decoder(list[BatchItem]).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def _decoded(decode: Callable[[bytes | msgspec.Raw], Any], body: bytes | msgspec.Raw, what: str) -> Any:
+    """Decode a body. Raises a StoreError, which says what it should be."""
+    try:
+        return decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise StoreError(f"{what}: {error or 'the body is not what it should be'}") from None
 
 
 def _check_role(caller: StoreCaller, operation: StoreOperation) -> None:
