@@ -40,6 +40,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ajet.schema.files import write_whole
+
 HERE = Path(__file__).parent
 PART_MINUTES = 8.0
 CPU_LABEL = "in small on a CPU, to see that it works: these figures say nothing about a GPU"
@@ -128,10 +130,7 @@ class State:
 
     def add(self, name: str, figures: dict[str, Any]) -> None:
         self.parts[name] = figures
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.file.with_suffix(".draft")
-        draft.write_text(json.dumps({"facts": self._facts, "parts": self.parts}, indent=1))
-        draft.replace(self.file)
+        write_whole(self.file, json.dumps({"facts": self._facts, "parts": self.parts}, indent=1))
 
 
 def all_parts(device: str) -> Iterator[str]:
