@@ -18,6 +18,8 @@ from ajet.store.requests import AttemptRef, AttemptUpdate, ConflictError, NewRol
 from ajet.store.rollout_store import RolloutStore
 from support.store_kinds import Clock, Opener
 
+pytestmark = pytest.mark.anyio
+
 STEPS = 100
 WORKERS = ("w0", "w1", "w2")
 ALIVE = ("preparing", "running")
@@ -320,10 +322,7 @@ class Pair:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_a_store_does_what_the_model_does(kind: Opener, seed: int) -> None:
+async def test_a_store_does_what_the_model_does(kind: Opener, seed: int) -> None:
     clock = Clock()
-
-    async def run(store: RolloutStore, behind: DatabaseStore) -> None:
+    async with kind.open(clock) as (store, behind):
         await Pair(store, behind, clock, seed).run()
-
-    kind.run(run, clock=clock)

@@ -51,8 +51,8 @@ async def claim_one(store: RolloutStore, worker: str = "w") -> AttemptedRollout:
     return claimed
 
 
-def test_a_rollout_from_queue_to_success(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_a_rollout_from_queue_to_success(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         rollout = await store.enqueue_one({"q": "2 + 2?"}, mode="train", metadata={"epoch": 1})
         assert rollout.status is RolloutStatus.QUEUING
         claimed = await claim_one(store)
@@ -70,22 +70,18 @@ def test_a_rollout_from_queue_to_success(kind: Opener) -> None:
         assert statistics.rollouts == {"succeeded": 1}
         assert statistics.workers == {"idle": 1}
 
-    kind.run(test)
 
-
-def test_the_queue_is_first_in_first_out(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_the_queue_is_first_in_first_out(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         await store.enqueue([new(0), new(1)])
         await store.enqueue([new(2)])
         claimed = await store.claim("w", limit=2) + await store.claim("w", limit=5)
         assert [one.rollout.input["number"] for one in claimed] == [0, 1, 2]
         assert await store.claim("w") == []
 
-    kind.run(test)
 
-
-def test_a_failed_attempt_goes_to_the_tail_once(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_a_failed_attempt_goes_to_the_tail_once(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         await store.enqueue([new(0, config=RETRIES), new(1, config=RETRIES)])
         first = await claim_one(store)
         await store.report(*ids(first), "failed")
@@ -95,13 +91,10 @@ def test_a_failed_attempt_goes_to_the_tail_once(kind: Opener) -> None:
         attempts = await store.query_attempts(first.rollout.rollout_id)
         assert [(one.sequence_id, one.status) for one in attempts] == [(1, "failed"), (2, "preparing")]
 
-    kind.run(test)
 
-
-def test_silence_costs_the_lease_and_overtime_ends_an_attempt(kind: Opener) -> None:
+async def test_silence_costs_the_lease_and_overtime_ends_an_attempt(kind: Opener) -> None:
     clock = Clock()
-
-    async def test(store: RolloutStore, behind: DatabaseStore) -> None:
+    async with kind.open(clock) as (store, behind):
         await store.enqueue([new(0, config=RETRIES)])
         silent = await claim_one(store, "silent")
         clock.now += 9
@@ -127,13 +120,10 @@ def test_silence_costs_the_lease_and_overtime_ends_an_attempt(kind: Opener) -> N
         assert (late.status, late.result) == ("timeout", None)
         assert (await store.get_rollout(ids(slow)[0])).rollout.status is RolloutStatus.REQUEUING
 
-    kind.run(test, clock=clock)
 
-
-def test_news_of_an_older_attempt_change_nothing(kind: Opener) -> None:
+async def test_news_of_an_older_attempt_change_nothing(kind: Opener) -> None:
     clock = Clock()
-
-    async def test(store: RolloutStore, behind: DatabaseStore) -> None:
+    async with kind.open(clock) as (store, behind):
         await store.enqueue([new(0, config=RETRIES)])
         old = await claim_one(store, "old")
         clock.now += 11
@@ -150,13 +140,10 @@ def test_news_of_an_older_attempt_change_nothing(kind: Opener) -> None:
         assert spans.items == []
         assert (await store.query_spans(ids(old)[0], ids(old)[1])).total == 1
 
-    kind.run(test, clock=clock)
 
-
-def test_an_unresponsive_attempt_that_speaks_again_leaves_the_queue(kind: Opener) -> None:
+async def test_an_unresponsive_attempt_that_speaks_again_leaves_the_queue(kind: Opener) -> None:
     clock = Clock()
-
-    async def test(store: RolloutStore, behind: DatabaseStore) -> None:
+    async with kind.open(clock) as (store, behind):
         await store.enqueue([new(0, config=RETRIES)])
         claimed = await claim_one(store)
         clock.now += 11
@@ -165,11 +152,9 @@ def test_an_unresponsive_attempt_that_speaks_again_leaves_the_queue(kind: Opener
         assert await store.claim("other") == []
         assert (await store.report(*ids(claimed), "succeeded")).status == "succeeded"
 
-    kind.run(test, clock=clock)
 
-
-def test_cancelled_stays_cancelled(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_cancelled_stays_cancelled(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         running, waiting = await store.enqueue([new(0), new(1)])
         claimed = await claim_one(store)
         cancelled = await store.cancel([running.rollout_id, waiting.rollout_id])
@@ -182,11 +167,9 @@ def test_cancelled_stays_cancelled(kind: Opener) -> None:
         with pytest.raises(ConflictError, match="cancelled"):
             await store.start_attempt(running.rollout_id)
 
-    kind.run(test)
 
-
-def test_what_is_returned_is_a_copy(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_what_is_returned_is_a_copy(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         given = {"messages": ["hi"]}
         rollout = await store.enqueue_one(given)
         given["messages"].append("changed")
@@ -218,10 +201,8 @@ def test_what_is_returned_is_a_copy(kind: Opener) -> None:
         assert latest is not None
         assert latest.resources == {"prompt": {"text": "hi"}}
 
-    kind.run(test)
 
-
-def test_what_raises_undoes_all_that_it_did(kind: Opener) -> None:
+async def test_what_raises_undoes_all_that_it_did(kind: Opener) -> None:
     clock = Clock()
 
     async def everything(store: RolloutStore, behind: DatabaseStore) -> list[Any]:
@@ -230,7 +211,7 @@ def test_what_raises_undoes_all_that_it_did(kind: Opener) -> None:
         rest = [await store.query_resources(), await store.query_workers(), await store.statistics()]
         return [rollouts, *spans, *rest, await behind.tables(listed), await behind.expire_overdue()]
 
-    async def test(store: RolloutStore, behind: DatabaseStore) -> None:
+    async with kind.open(clock) as (store, behind):
         limits = RolloutConfig(unresponsive_seconds=100)
         queued = await store.enqueue([new(n, config=limits) for n in range(6)])
         ended, running = await store.claim("w", limit=2)
@@ -261,11 +242,9 @@ def test_what_raises_undoes_all_that_it_did(kind: Opener) -> None:
         left = [one.rollout.input["number"] for one in await store.claim("w", limit=10, request_id="again")]
         assert left == [2, 3, 4, 5, 9], "the queue is as it was"
 
-    kind.run(test, clock=clock)
 
-
-def test_unknown_ids_are_clear_errors(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_unknown_ids_are_clear_errors(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         known = (await store.enqueue_one(1)).rollout_id
         claimed = await claim_one(store)
         for asked in (
@@ -288,11 +267,9 @@ def test_unknown_ids_are_clear_errors(kind: Opener) -> None:
         with pytest.raises(UnknownIdError, match="rs-none"):
             await store.query_resources(resources_id="rs-none")
 
-    kind.run(test)
 
-
-def test_a_repeated_request_is_answered_like_the_first(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_a_repeated_request_is_answered_like_the_first(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         first = await store.enqueue([new(0), new(1)], request_id="enqueue-1")
         assert await store.enqueue([new(0), new(1)], request_id="enqueue-1") == first
         claimed = await store.claim("w", request_id="claim-1")
@@ -308,11 +285,9 @@ def test_a_repeated_request_is_answered_like_the_first(kind: Opener) -> None:
         assert await store.start_rollout(new(7), request_id="s") == started
         assert (await store.query_rollouts()).total == 3
 
-    kind.run(test)
 
-
-def test_the_same_request_twice_at_once_is_done_once(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_the_same_request_twice_at_once_is_done_once(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         answers = await asyncio.gather(*(store.enqueue([new(n) for n in range(3)], request_id="x") for _ in range(6)))
         assert all(answer == answers[0] for answer in answers)
         claims = await asyncio.gather(*(store.claim("w", limit=2, request_id="y") for _ in range(6)))
@@ -322,21 +297,17 @@ def test_the_same_request_twice_at_once_is_done_once(kind: Opener) -> None:
         assert 1 <= taken <= 2
         assert (await store.statistics()).rollouts == {"queuing": 3 - taken, "preparing": taken}
 
-    kind.run(test)
 
-
-def test_no_rollout_goes_to_two_claims(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_no_rollout_goes_to_two_claims(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         await store.enqueue([new(n) for n in range(60)])
         claims = await asyncio.gather(*(store.claim(f"w{n}", limit=4) for n in range(20)))
         numbers = [one.rollout.input["number"] for claim in claims for one in claim]
         assert sorted(numbers) == list(range(60))
 
-    kind.run(test)
 
-
-def test_a_claim_waits_for_work(kind: Opener) -> None:
-    async def test(store: RolloutStore, behind: DatabaseStore) -> None:
+async def test_a_claim_waits_for_work(kind: Opener) -> None:
+    async with kind.open() as (store, behind):
         waiting = [asyncio.create_task(store.claim(f"w{n}", wait_seconds=30)) for n in range(5)]
         while (await store.query_workers()).total < 5:  # each has looked at the empty queue
             await asyncio.sleep(0.005)
@@ -351,8 +322,6 @@ def test_a_claim_waits_for_work(kind: Opener) -> None:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
-
-    kind.run(test)
 
 
 async def test_a_turn_that_comes_with_the_end_of_a_claim_is_the_next_one_s() -> None:
@@ -369,16 +338,14 @@ async def test_a_turn_that_comes_with_the_end_of_a_claim_is_the_next_one_s() -> 
         assert [claimed.rollout.rollout_id] == [one.rollout_id for one in await queued]
 
 
-def test_a_claim_that_waits_in_vain_returns_nothing(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_a_claim_that_waits_in_vain_returns_nothing(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         assert await store.claim("w", wait_seconds=0.05) == []
         assert [worker.status for worker in (await store.query_workers()).items] == ["idle"]
 
-    kind.run(test)
 
-
-def test_a_turn_that_is_not_taken_goes_to_the_next_claimer(kind: Opener) -> None:
-    async def test(store: RolloutStore, behind: DatabaseStore) -> None:
+async def test_a_turn_that_is_not_taken_goes_to_the_next_claimer(kind: Opener) -> None:
+    async with kind.open() as (store, behind):
         tasks = [asyncio.create_task(store.claim(f"w{n}", wait_seconds=30)) for n in range(2)]
         while len(behind.waiting._claimers) < 2:
             await asyncio.sleep(0.005)
@@ -388,11 +355,9 @@ def test_a_turn_that_is_not_taken_goes_to_the_next_claimer(kind: Opener) -> None
         claimed = await tasks[1] + await store.claim("w2", wait_seconds=10)
         assert len(claimed) >= 1
 
-    kind.run(test)
 
-
-def test_waiting_for_64_rollouts_costs_one_wake_up(kind: Opener) -> None:
-    async def test(store: RolloutStore, behind: DatabaseStore) -> None:
+async def test_waiting_for_64_rollouts_costs_one_wake_up(kind: Opener) -> None:
+    async with kind.open() as (store, behind):
         rollouts = await store.enqueue([new(n) for n in range(64)])
         waiting = asyncio.create_task(store.wait([one.rollout_id for one in rollouts], timeout=30))
         while not behind.waiting._by_rollout:
@@ -403,11 +368,9 @@ def test_waiting_for_64_rollouts_costs_one_wake_up(kind: Opener) -> None:
         assert len(await waiting) == 64
         assert behind.waiting.wakes - before == 1
 
-    kind.run(test)
 
-
-def test_a_wait_that_runs_out_returns_those_that_have_ended(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_a_wait_that_runs_out_returns_those_that_have_ended(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         rollouts = await store.enqueue([new(0), new(1)])
         wanted = [one.rollout_id for one in rollouts]
         assert await store.wait(wanted, timeout=0) == []
@@ -415,21 +378,17 @@ def test_a_wait_that_runs_out_returns_those_that_have_ended(kind: Opener) -> Non
         (ended,) = await store.wait(wanted, timeout=0.05)
         assert ended.rollout.status is RolloutStatus.FAILED
 
-    kind.run(test)
 
-
-def test_a_timeout_that_is_no_number_is_refused(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_a_timeout_that_is_no_number_is_refused(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         one = await store.enqueue_one(1)
         with pytest.raises(StoreError, match="wait: timeout is nan"):
             await store.wait([one.rollout_id], timeout=math.nan)
         assert await store.wait([one.rollout_id], timeout=-1) == []
 
-    kind.run(test)
 
-
-def test_only_finite_numbers_are_stored(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_only_finite_numbers_are_stored(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         await store.enqueue_one(1)
         claimed = await claim_one(store)
         for value in (math.nan, math.inf):
@@ -442,11 +401,9 @@ def test_only_finite_numbers_are_stored(kind: Opener) -> None:
         assert await store.add_spans([span(claimed, "b", attributes={"reward": np.float32(0.5)})]) == 1
         assert (await store.query_spans(ids(claimed)[0])).items[0].attributes == {"reward": 0.5}
 
-    kind.run(test)
 
-
-def test_any_attribute_is_stored_and_only_emitted_numbers_are_rewards(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_any_attribute_is_stored_and_only_emitted_numbers_are_rewards(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         await store.enqueue_one(1)
         claimed = await claim_one(store)
         texts = [
@@ -461,27 +418,21 @@ def test_any_attribute_is_stored_and_only_emitted_numbers_are_rewards(kind: Open
         assert "must be a finite number" in kept[1].attributes[NOT_COUNTED]
         assert [get_reward_value(one) for one in kept] == [None, None, 0.5, 0.25]
 
-    kind.run(test)
 
-
-def test_spans_beyond_one_request_are_added(kind: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_spans_beyond_one_request_are_added(kind: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ajet.store.requests.MAX_BATCH", 4)
-
-    async def test(store: RolloutStore) -> None:
+    async with kind.open() as (store, _):
         await store.enqueue_one(1)
         claimed = await claim_one(store)
         assert await store.add_spans([span(claimed, str(number)) for number in range(9)]) == 9
         kept = (await store.query_spans(ids(claimed)[0])).items
         assert [one.span_id for one in kept] == [str(number) for number in range(9)]
 
-    kind.run(test)
 
-
-def test_what_is_no_data_is_refused(kind: Opener) -> None:
+async def test_what_is_no_data_is_refused(kind: Opener) -> None:
     endless: list[Any] = []
     endless.append(endless)
-
-    async def test(store: RolloutStore) -> None:
+    async with kind.open() as (store, _):
         with pytest.raises(StoreError, match="object is not data"):
             await store.enqueue_one(object())
         with pytest.raises(StoreError, match="recursion depth"):
@@ -493,11 +444,9 @@ def test_what_is_no_data_is_refused(kind: Opener) -> None:
         with pytest.raises(StoreError, match="max_attempts"):
             await store.enqueue_one(1, config=RolloutConfig(max_attempts=0))
 
-    kind.run(test)
 
-
-def test_spans_are_numbered_by_the_store_or_by_the_runner(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_spans_are_numbered_by_the_store_or_by_the_runner(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         await store.enqueue_one(1)
         claimed = await claim_one(store)
         rollout_id = ids(claimed)[0]
@@ -514,11 +463,9 @@ def test_spans_are_numbered_by_the_store_or_by_the_runner(kind: Opener) -> None:
         part = await store.query_spans(rollout_id, limit=2, offset=1)
         assert ([one.span_id for one in part.items], part.total) == (["third", "ninth"], 4)
 
-    kind.run(test)
 
-
-def test_resources_have_versions(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_resources_have_versions(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         assert await store.latest_resources() is None
         assert (await store.enqueue_one(1)).resources_id is None
         first = await store.publish_resources({"prompt": "a"})
@@ -532,11 +479,9 @@ def test_resources_have_versions(kind: Opener) -> None:
         assert old.items[0].resources == {"prompt": "a"}
         assert (await store.query_resources()).total == 3
 
-    kind.run(test)
 
-
-def test_attempts_begun_by_hand(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_attempts_begun_by_hand(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         started = await store.start_rollout(new(5), worker_id="me")
         assert started.rollout.status is RolloutStatus.PREPARING
         assert await store.claim("w") == []
@@ -551,11 +496,9 @@ def test_attempts_begun_by_hand(kind: Opener) -> None:
         with pytest.raises(ConflictError, match="succeeded"):
             await store.start_attempt(started.rollout.rollout_id)
 
-    kind.run(test)
 
-
-def test_updates_change_only_what_they_name(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_updates_change_only_what_they_name(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         rollout = await store.enqueue_one({"a": 1}, mode="val", metadata={"m": 1})
         changed = await store.update_rollout(rollout.rollout_id, metadata={"m": 2}, mode=None)
         assert (changed.input, changed.metadata, changed.mode) == ({"a": 1}, {"m": 2}, None)
@@ -566,11 +509,9 @@ def test_updates_change_only_what_they_name(kind: Opener) -> None:
         assert (found.attempt.metadata, found.attempt.status) == ({"k": 1}, "preparing")
         assert found.rollout.status is RolloutStatus.PREPARING
 
-    kind.run(test)
 
-
-def test_queries_filter_sort_and_page(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_queries_filter_sort_and_page(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         rollouts = await store.enqueue([new(n) for n in range(5)])
         await store.cancel([rollouts[3].rollout_id])
         page = await store.query_rollouts(status_in=[RolloutStatus.QUEUING], descending=True, limit=2, offset=1)
@@ -579,13 +520,10 @@ def test_queries_filter_sort_and_page(kind: Opener) -> None:
         assert (await store.query_rollouts(id_contains=rollouts[0].rollout_id[5:])).total == 1
         assert (await store.query_rollouts(rollout_ids=[])).total == 0
 
-    kind.run(test)
 
-
-def test_old_rollouts_are_deleted_but_never_running_ones(kind: Opener) -> None:
+async def test_old_rollouts_are_deleted_but_never_running_ones(kind: Opener) -> None:
     clock = Clock()
-
-    async def test(store: RolloutStore, behind: DatabaseStore) -> None:
+    async with kind.open(clock) as (store, behind):
         rollouts = await store.enqueue([new(n) for n in range(4)])
         for claimed in await store.claim("w", limit=3):
             await store.add_spans([span(claimed, "a", attributes={"text": "x" * 1000})])
@@ -602,11 +540,9 @@ def test_old_rollouts_are_deleted_but_never_running_ones(kind: Opener) -> None:
         with pytest.raises(UnknownIdError, match="deleted to make room"):
             await store.wait([rollouts[0].rollout_id])
 
-    kind.run(test, clock=clock)
 
-
-def test_what_is_replaced_takes_no_room(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_what_is_replaced_takes_no_room(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         rollout = await store.enqueue_one("x" * 1000)
         claimed = await claim_one(store)
         rollout_id, attempt_id = ids(claimed)
@@ -619,15 +555,11 @@ def test_what_is_replaced_takes_no_room(kind: Opener) -> None:
             )
             assert 5000 <= (await store.statistics()).stored_bytes - begun <= 5010, number
 
-    kind.run(test)
 
-
-def test_the_watchdog_runs_by_itself(kind: Opener) -> None:
-    async def test(store: RolloutStore) -> None:
+async def test_the_watchdog_runs_by_itself(kind: Opener) -> None:
+    async with kind.open() as (store, _):
         config = RolloutConfig(unresponsive_seconds=0.2, max_attempts=2, retry_condition=("unresponsive",))
         await store.enqueue([new(0, config=config)])
         first = await claim_one(store, "dies")
         again = await store.claim("lives", wait_seconds=20)
         assert again[0].rollout.rollout_id == first.rollout.rollout_id
-
-    kind.run(test)

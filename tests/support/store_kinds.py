@@ -7,14 +7,14 @@ import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from ajet.store.client import StoreClient
-from ajet.store.database_store import DatabaseStore, Retention, memory_store, postgres_store, sqlite_store
+from ajet.store.database_store import DatabaseStore, memory_store, postgres_store, sqlite_store
 from ajet.store.requests import Role
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.server import StoreServer, issue
@@ -87,27 +87,26 @@ class Opener:
 
     def __init__(self, kind: str, folder: Path, postgres: Callable[[], str]) -> None:
         self.kind = kind
-        self.clock: Clock | None = None
         self._folder = folder
         self._postgres = postgres
         self._url: str | None = None
 
-    def database_store(self, retention: Retention | None = None) -> DatabaseStore:
+    def database_store(self, clock: Clock | None = None) -> DatabaseStore:
         if self.kind in ("sqlite", "http"):
-            store = sqlite_store(self._folder / "store.sqlite", retention)
+            store = sqlite_store(self._folder / "store.sqlite")
         elif self.kind == "postgres":
             self._url = self._url or fresh_database(self._postgres())
-            store = postgres_store(self._url, retention)
+            store = postgres_store(self._url)
         else:
-            store = memory_store(retention)
-        if self.clock is not None:
-            store._clock = self.clock
+            store = memory_store()
+        if clock is not None:
+            store._clock = clock
         return store
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[tuple[RolloutStore, DatabaseStore]]:
-        """The store to use, and the one behind it."""
-        async with self.database_store() as store:
+    async def open(self, clock: Clock | None = None) -> AsyncIterator[tuple[RolloutStore, DatabaseStore]]:
+        """The store to use, and the one behind it, for a minute."""
+        async with asyncio.timeout(60), self.database_store(clock) as store:
             if self.kind != "http":
                 yield store, store
                 return
@@ -119,13 +118,3 @@ class Opener:
                     yield client, store
             finally:
                 await server.aclose()
-
-    def run(self, test: Callable[..., Awaitable[None]], *, clock: Clock | None = None) -> None:
-        """Run a test on a store: `test(store)`, or `test(store, store_behind)`."""
-        self.clock = clock
-
-        async def main() -> None:
-            async with asyncio.timeout(60), self.open() as (store, behind):
-                await (test(store, behind) if test.__code__.co_argcount == 2 else test(store))  # type: ignore[attr-defined]
-
-        asyncio.run(main())
