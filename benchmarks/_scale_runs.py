@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +21,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
-from common import ROOT, known_figures
+from common import ROOT, known_figures, output_of
 from numpy.typing import NDArray
 
 from ajet import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
@@ -159,16 +158,11 @@ def conduct(load: Load, folder: Path) -> dict[str, Any]:
     conf = folder / "job.yaml"
     python = vllm_python(folder)
     conf.write_text(CONF.format(folder=folder, load=load, here=Path(__file__), python=python, repeat=REPEAT))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])}
-    environment |= {"SCALE_LOAD": json.dumps(asdict(load))}
     command = [sys.executable, str(Path(__file__)), str(conf), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"the run ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    said = output_of(command, SCALE_LOAD=json.dumps(asdict(load)))
     steps = [step for step in read_metrics(folder / "scale" / "metrics.jsonl") if "time/step" in step]
     episodes = [row.episode for row in EpisodeStore(folder / "scale" / "episodes.sqlite").all()]
-    cpu = json.loads(done.stdout.strip().splitlines()[-1])
+    cpu = json.loads(said.strip().splitlines()[-1])
     return {"load": load, "steps": steps, "episodes": episodes, "cpu": cpu}
 
 

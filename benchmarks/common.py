@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import socket
+import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -70,3 +72,18 @@ def is_complete(run: Path, total: int | None) -> bool:
 
     steps = read_metrics(run / "metrics.jsonl")
     return bool(steps) and steps[-1]["step"] == total
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def output_of(command: list[str], threads: int = 1, **variables: str) -> str:
+    """What a program prints that has so many threads for torch, and finds ajet and these scripts."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **variables}
+    environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join([str(ROOT), str(RESULTS.parent)])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    return done.stdout

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
-import subprocess
 import tempfile
 import time
 from itertools import pairwise
@@ -23,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from _grpo_task import EPISODES_PER_TASK, MAX_REPLY, QUESTIONS, TASKS_PER_STEP, TOOL, demonstration, expression
-from common import ajet_command, write_result
+from common import ajet_command, output_of, write_result
 
 from ajet.observe.metrics import read_metrics
 
@@ -106,11 +104,11 @@ def make_model(folder: Path) -> None:
     write_model(model, tokenizer, folder)
 
 
-def run_ours(model: Path, folder: Path, steps: int, threads: int) -> dict[str, Any]:
+def write_job(name: str, model: Path, folder: Path, steps: int) -> Path:
+    """The file of a run of our agent, and its tasks."""
     rng = random.Random(0)
     tasks = folder / "tasks.jsonl"
     tasks.write_text("".join(json.dumps({"question": expression(rng)}) + "\n" for _ in range(QUESTIONS)))
-    name = f"threads_{threads}"
     conf = folder / f"{name}.yaml"
     conf.write_text(
         CONF.format(
@@ -124,8 +122,14 @@ def run_ours(model: Path, folder: Path, steps: int, threads: int) -> dict[str, A
             steps=steps,
         )
     )
+    return conf
+
+
+def run_ours(model: Path, folder: Path, steps: int, threads: int) -> dict[str, Any]:
+    name = f"threads_{threads}"
+    conf = write_job(name, model, folder, steps)
     began = time.time()
-    _run(ajet_command(conf, folder, "--fresh"), threads)
+    output_of(ajet_command(conf, folder, "--fresh"), threads)
     metrics = read_metrics(folder / name / "metrics.jsonl")
     return {
         **_summary(began, [step["time"] for step in metrics]),
@@ -138,18 +142,9 @@ def run_ours(model: Path, folder: Path, steps: int, threads: int) -> dict[str, A
 
 def run_trl(python: str, model: Path, steps: int, threads: int) -> dict[str, Any]:
     began = time.time()
-    out = _run([python, str(HERE / "_grpo_trl.py"), str(model), str(steps), str(threads)], threads)
+    out = output_of([python, str(HERE / "_grpo_trl.py"), str(model), str(steps), str(threads)], threads)
     said: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
     return {**_summary(began, said.pop("ends")), **said}
-
-
-def _run(command: list[str], threads: int) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    return done.stdout
 
 
 def _summary(began: float, ends: list[float]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import ROOT, ajet_command, validations, write_result
+from common import ROOT, ajet_command, free_port, validations, write_result
 
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.metrics import read_metrics
@@ -87,9 +86,7 @@ def kill(runner: subprocess.Popen[bytes]) -> int:
 
 
 def conduct(folder: Path, every_s: float) -> dict[str, Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = free_port()
     environment = {**os.environ, KEY_VARIABLE: "sk-ajet-" + "q" * 40, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = ajet_command(ROOT / "configs" / "quickstart.yaml", folder)
     command += ["task_runner.wrapper_type=remote", f"task_runner.remote.port={port}", "rollout.episode_retries=3"]

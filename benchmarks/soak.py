@@ -35,7 +35,7 @@ from typing import Any
 import psutil
 from _soak_store import SoakStore
 from _soak_workflow import DETACHED
-from common import ROOT, write_result
+from common import ROOT, free_port, write_result
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -283,11 +283,6 @@ def hostile(port: int, seed: float) -> None:
 
 
 # ---------------------------------------------------------------- around it
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def tail(file: Path) -> str:

@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,9 +24,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from _grpo_task import EPISODES_PER_TASK, MAX_REPLY, QUESTIONS, TASKS_PER_STEP, expression
-from common import write_result
-from grpo_step import CONF, make_model
+from common import output_of, write_result
+from grpo_step import make_model, write_job
 
 HERE = Path(__file__).parent
 WARM_UP = 2
@@ -95,21 +92,9 @@ def _medians(phases: list[Snapshot]) -> Snapshot:
 
 def profile(model: Path, folder: Path, steps: int, threads: int) -> dict[str, Any]:
     """A run with this many torch threads."""
-    rng = random.Random(0)
-    tasks = folder / "tasks.jsonl"
-    tasks.write_text("".join(json.dumps({"question": expression(rng)}) + "\n" for _ in range(QUESTIONS)))
-    name = f"profile_{threads}"
-    conf = folder / f"{name}.yaml"
-    values = {"batch": TASKS_PER_STEP, "repeat": EPISODES_PER_TASK, "reply": MAX_REPLY, "steps": steps}
-    agent = HERE / "_grpo_agent.py"
-    conf.write_text(CONF.format(name=name, model=model, tasks=tasks, agent=agent, **values))
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
-    command = [sys.executable, str(Path(__file__)), "--child", str(conf), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"the run ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    conf = write_job(f"profile_{threads}", model, folder, steps)
+    said = output_of([sys.executable, str(Path(__file__)), "--child", str(conf), str(folder)], threads)
+    found: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
     rollout = found["between_updates"]
     found["rollout_floor"] = round(max(rollout["engine"], rollout["all"] - rollout["engine"]), 3)
     return found

@@ -378,11 +378,9 @@ async def reference_http(url: str) -> Rate:
 
 def measure_reference(python: str) -> dict[str, Any]:
     """The other system's figures, from its own interpreter: in its process, and over HTTP with `agl store`."""
-    import socket
+    from common import free_port
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it asks the network at every start
     server = subprocess.Popen(
