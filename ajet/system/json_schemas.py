@@ -75,7 +75,7 @@ def breach(schema: Mapping[str, Any], value: Any) -> Breach | None:
 
 async def on_loop(function: Callable[..., T], *arguments: Any) -> T:
     """Call `check_schema` or `breach` from a service loop, which goes on meanwhile."""
-    return await asyncio.get_running_loop().run_in_executor(_threads(), function, *arguments)
+    return await asyncio.get_running_loop().run_in_executor(_threads, function, *arguments)
 
 
 # ------------------------------------------------------------ the processes
@@ -84,21 +84,14 @@ async def on_loop(function: Callable[..., T], *arguments: Any) -> T:
 _sound: set[bytes] = set()
 _free: list[ChildProcess] = []
 _slots = threading.BoundedSemaphore(PROCESSES)
-_executor: ThreadPoolExecutor | None = None
-
-
-def _threads() -> ThreadPoolExecutor:
-    global _executor
-    if _executor is None:
-        _executor = ThreadPoolExecutor(PROCESSES, "json-schemas")
-    return _executor
+_threads = ThreadPoolExecutor(PROCESSES, "json-schemas")
 
 
 def _forget() -> None:
     """In a forked process: the parent's children and threads aren't ours."""
-    global _executor, _slots
+    global _threads, _slots
     _free.clear()
-    _executor = None
+    _threads = ThreadPoolExecutor(PROCESSES, "json-schemas")
     _slots = threading.BoundedSemaphore(PROCESSES)
 
 
