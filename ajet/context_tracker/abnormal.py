@@ -80,11 +80,6 @@ SCRIPTS = (  # (first code point, name): coarse, but fine enough to notice a mix
 )
 
 
-def find_nonsense(text: str) -> str | None:
-    """What is wrong with a text, if anything is."""
-    return _repetition(text) or _garbage(text)
-
-
 def _repetition(text: str) -> str | None:
     half = LETTER_RUN // 2
     for at in range(0, len(text) - half + 1, half):  # a long run fills one of these blocks
@@ -238,7 +233,7 @@ def find_abnormal(
 def nonsense(reply: CheckedReply) -> str | None:
     """Control tokens as text, endless repetition, undecodable bytes, a salad of scripts."""
     for text in (reply.content, reply.reasoning):
-        if text and (found := _control_text(text, reply.controls) or find_nonsense(text)):
+        if text and (found := _control_text(text, reply.controls) or _repetition(text) or _garbage(text)):
             return found
     return None
 

@@ -301,7 +301,8 @@ class ChatTemplate:
         if "name" in message and role == message["role"]:
             fit["name"] = mark(message["name"])
         if role == "tool":
-            fit["tool_call_id"] = mark(self._fit_id(message["tool_call_id"]))
+            identity = message["tool_call_id"]
+            fit["tool_call_id"] = mark(_short_id(identity) if self._tool_form.short_ids else identity)
         if role != "assistant":
             return fit
         calls = message.get("tool_calls", [])
@@ -322,9 +323,6 @@ class ChatTemplate:
         if self.takes_thinking_part:
             return {"content": _thinking(reasoning, content)}
         return {"content": f"<think>\n{reasoning.strip()}\n</think>\n\n{content}"}
-
-    def _fit_id(self, identity: str) -> str:
-        return _short_id(identity) if self._tool_form.short_ids else identity
 
 
 def _compiled(tokenizer: Any) -> Any:

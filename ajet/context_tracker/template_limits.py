@@ -90,11 +90,15 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, finalize=_written, **options)
         del self.globals["lipsum"]  # makes any length of text in one call
-        self.filters = _Filters(self.filters)
         self.filters["ajet_rounds"] = _Rounds
         self.filters["ajet_part"] = _part
+        self._charged: set[Any] = {_Rounds, _part}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        for one, function in self.filters.items():  # by now, transformers has added its own
+            if function not in self._charged:
+                self.filters[one] = _limited(one, function)
+                self._charged.add(self.filters[one])
         parsed = super()._parse(source, name, filename)
         changed: nodes.Template = _Charging(len(source)).visit(parsed)
         return changed
@@ -154,24 +158,6 @@ def _filter(value: Any, name: str, arguments: list[Any], at: nodes.Node) -> node
     if at.environment is not None:
         made.set_environment(at.environment)
     return made
-
-
-class _Filters(dict[str, Any]):
-    """Filters by name. Each is charged."""
-
-    def __init__(self, filters: Mapping[str, Any]) -> None:
-        super().__init__()
-        for name, function in filters.items():
-            self[name] = function
-
-    def __setitem__(self, name: str, function: Any) -> None:
-        super().__setitem__(name, function if name.startswith("ajet_") else _limited(name, function))
-
-    def copy(self) -> _Filters:
-        """For overlays: what is in it is limited already."""
-        made = _Filters({})
-        dict.update(made, self)
-        return made
 
 
 def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -141,37 +141,6 @@ def not_found(method: str, path: str) -> Answer | None:
 # ------------------------------------------------------------ the server
 
 
-class AllowedOrigins:
-    """The origins on the list; `*` stands for all."""
-
-    def __init__(self, origins: Sequence[str]) -> None:
-        self._origins = frozenset(origins)
-
-    def headers(self, request: HttpRequest) -> dict[str, str]:
-        """The headers that let the page read an answer; none if it may not."""
-        origin = request.headers.get(b"origin", b"").decode("latin-1")
-        if not origin or not self._origins & {origin, "*"}:
-            return {}
-        return {"access-control-allow-origin": origin, "vary": "origin"}
-
-    def preflight(self, request: HttpRequest) -> Answer | None:
-        """The answer to a browser's preflight request. None if this is not one, or if the page may not call."""
-        headers = self.headers(request)
-        if request.method != "OPTIONS" or not headers:
-            return None
-        asked = request.headers.get(b"access-control-request-headers", b"").decode("latin-1")
-        return Answer(
-            204,
-            b"",
-            {
-                **headers,
-                "access-control-allow-methods": "GET, POST",
-                "access-control-allow-headers": asked or _REQUEST_HEADERS,
-                "access-control-max-age": str(PREFLIGHT_S),
-            },
-        )
-
-
 MOST_CALLS = 1_024
 """Requests of one episode, those that wait for their turn among them."""
 
@@ -211,7 +180,7 @@ class GatewaySettings:
     """Any key is accepted. Then only requests to a name of this machine are served: no web page whose name is made to
     lead here can send one."""
     allowed_origins: tuple[str, ...] = ()
-    """Web pages that may call from a browser."""
+    """Web pages that may call from a browser; `*` stands for all."""
     limits: HttpLimits = field(default_factory=HttpLimits)
     tls: ssl.SSLContext | None = None
 
@@ -265,7 +234,6 @@ class Gateway:
         """`authorize` decides which session answers a request; by default, the one its key was registered for."""
         self.settings = settings or GatewaySettings()
         self._authorize = authorize or self._registered
-        self._origins = AllowedOrigins(self.settings.allowed_origins)
         self._keys = KeyRing(self.settings.key_ttl_s, "gateway.key_ttl")
         self._callers: dict[str, Caller] = {}
         """What each key gives access to, by its id."""
@@ -337,12 +305,26 @@ class Gateway:
 
     def admit(self, request: HttpRequest) -> Answer | None:
         request.path = normal_path(request.path)
-        if (allowed := self._origins.preflight(request)) is not None:
-            return allowed
+        readable = self._for_browsers(request)
+        if request.method == "OPTIONS" and readable:
+            asked = request.headers.get(b"access-control-request-headers", b"").decode("latin-1")
+            preflight = {
+                "access-control-allow-methods": "GET, POST",
+                "access-control-allow-headers": asked or _REQUEST_HEADERS,
+                "access-control-max-age": str(PREFLIGHT_S),
+            }
+            return Answer(204, b"", {**readable, **preflight})
         refused = self._check(request)
         if refused is not None:
-            refused.headers |= self._origins.headers(request)
+            refused.headers |= readable
         return refused
+
+    def _for_browsers(self, request: HttpRequest) -> dict[str, str]:
+        """The headers that let a web page of an allowed origin read an answer; none for others."""
+        origin = request.headers.get(b"origin", b"").decode("latin-1")
+        if not origin or not {origin, "*"} & set(self.settings.allowed_origins):
+            return {}
+        return {"access-control-allow-origin": origin, "vary": "origin"}
 
     def _check(self, request: HttpRequest) -> Answer | None:
         if self.settings.without_key:
@@ -389,7 +371,7 @@ class Gateway:
 
     async def handle(self, request: HttpRequest) -> Answer:
         reply = await self._handle(request)
-        reply.headers |= self._origins.headers(request)
+        reply.headers |= self._for_browsers(request)
         return reply
 
     async def _handle(self, request: HttpRequest) -> Answer:
@@ -439,5 +421,5 @@ class Gateway:
         kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
         error = type("HttpRefusal", (ModelCallError,), {"http_status": status, "code": code, "error_type": kind})
         answer = error_answer(error(message), request.path)
-        answer.headers |= self._origins.headers(request)
+        answer.headers |= self._for_browsers(request)
         return answer
