@@ -13,8 +13,7 @@ from ajet.gateway import Gateway
 from ajet.gateway.chat import EpisodeSession
 from ajet.schema.errors import RewardError
 from ajet.task_runner.tuner import AjetTuner
-from support.raw_http import until
-from support.session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session
+from support.session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, count, new_session
 
 
 def in_workflow(engine: LineEngine, workflow: Callable[[AjetTuner, AjetTuner], Awaitable[None]]) -> EpisodeSession:
@@ -117,19 +116,6 @@ def test_rewards_from_another_process() -> None:
     episode = session.tracker.finish(None)
     (call,) = episode.tree.calls
     assert episode.reward == 1.0 and call.reward == 0.5 and call.replaces_outcome
-
-
-def test_a_client_that_leaves_cancels_its_generation() -> None:
-    engine = LineEngine("hi", gate=asyncio.Event())
-
-    async def workflow(near: AjetTuner, far: AjetTuner) -> None:
-        client = far.as_raw_openai_sdk_client().with_options(timeout=0.1, max_retries=0)
-        with pytest.raises(openai.APITimeoutError):
-            await client.chat.completions.create(messages=USER)
-        await until(lambda: engine.cancelled)
-
-    session = in_workflow(engine, workflow)
-    assert engine.cancelled == 1 and aborted(session) == ["cancelled"]
 
 
 def test_completions_extend_what_they_begin_with() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 from ajet.gateway.chat.tool_calls import (
     CallScanner,
@@ -99,12 +98,6 @@ class ParsedReply:
     malformed: tuple[str, ...] = ()
 
 
-class _Mode(Enum):
-    TEXT = "text"
-    THINK = "think"
-    BLOCK = "block"
-
-
 @dataclass(frozen=True, slots=True)
 class ReplyParser:
     """Reads the replies of one model family."""
@@ -152,7 +145,7 @@ class ParserStream:
         self._call_id = call_id
         self._blocks = markup.blocks if tools else ()
         self._noise = (*markup.frame, *markup.noise) if tools else markup.frame
-        self._mode = _Mode.THINK if in_reasoning and markup.think_open else _Mode.TEXT
+        self._thinking = in_reasoning and bool(markup.think_open)
         self._block: MarkedBlock | None = None
         self._buffer = ""
         self._space = ""
@@ -181,7 +174,7 @@ class ParserStream:
         deltas: list[Delta] = []
         while self._advance(deltas, last=True):
             pass
-        if self._mode is _Mode.THINK:
+        if self._thinking:
             self._malformed.append(f"reasoning was not closed with {self._markup.think_close}")
         if self._space and not self._after_markup:
             self._add(self._space, deltas)
@@ -199,8 +192,8 @@ class ParserStream:
 
     def _advance(self, deltas: list[Delta], *, last: bool) -> bool:
         """Consume what can be consumed; return whether more may be."""
-        if self._mode is _Mode.BLOCK:
-            return self._advance_block(deltas, last=last)
+        if self._block is not None:
+            return self._advance_block(self._block, deltas, last=last)
         if not self._buffer:
             return False
         marks = self._marks()
@@ -220,31 +213,25 @@ class ParserStream:
             self._buffer = self._buffer[at + len(mark) :]
             return True
         self._buffer = self._buffer[at + len(mark) :]
-        if self._mode is _Mode.THINK:
-            self._turn(_Mode.TEXT)
+        if self._thinking or mark in self._noise:
+            self._turn()
         elif mark == self._markup.think_open and self._may_think():
-            self._turn(_Mode.THINK)
-        elif mark in self._noise:
-            self._turn(_Mode.TEXT)
+            self._turn(thinking=True)
         else:
             self._block = next(block for block in self._blocks if block.open == mark)
             if self._block.keep_open:
                 self._buffer = mark + self._buffer
-            self._mode, self._tried = _Mode.BLOCK, len(mark) if self._block.keep_open else 0
+            self._tried = len(mark) if self._block.keep_open else 0
             self._scanner = self._block.scan(self._tools) if self._pieces else None
             self._scanned, self._given = 0, []
         return True
 
-    def _advance_block(self, deltas: list[Delta], *, last: bool) -> bool:
-        block = self._block
-        assert block is not None
+    def _advance_block(self, block: MarkedBlock, deltas: list[Delta], *, last: bool) -> bool:
         self._scan(deltas)
-        first_close: tuple[int, str] | None = None
         while True:
             at, close = _first_of(self._buffer, block.close, self._tried)
             if close is None:
                 break
-            first_close = first_close or (at, close)
             try:
                 calls = block.read(self._buffer[:at], self._tools)
             except Incomplete:
@@ -296,7 +283,7 @@ class ParserStream:
             deltas.append(Delta(call=CallPiece(self._begun, begins, True, call_id, name, left)))
             self._begun += 1
         self._buffer = rest
-        self._turn(_Mode.TEXT)
+        self._turn()
 
     def _give_up(self, block: MarkedBlock, at: int, close: str, why: Unreadable, deltas: list[Delta]) -> None:
         """What can't be read stays text."""
@@ -308,16 +295,15 @@ class ParserStream:
             self._malformed.append(f"tool call: {why}")
         opening = "" if block.keep_open else block.open
         text, self._buffer = opening + self._buffer[:at] + close, self._buffer[at + len(close) :]
-        self._mode, self._block = _Mode.TEXT, None
-        self._scanner, self._given = None, []
+        self._block, self._scanner, self._given = None, None, []
         self._text(text, deltas)
 
     # ------------------------------------------------------------ writing
 
-    def _turn(self, mode: _Mode) -> None:
+    def _turn(self, *, thinking: bool = False) -> None:
         """Markup was read: drop the white space around it."""
-        self._mode, self._block = mode, None
-        self._scanner, self._given = None, []
+        self._thinking = thinking
+        self._block, self._scanner, self._given = None, None, []
         self._space, self._after_markup = "", True
 
     def _text(self, text: str, deltas: list[Delta]) -> None:
@@ -335,7 +321,7 @@ class ParserStream:
             self._add(solid, deltas)
 
     def _add(self, text: str, deltas: list[Delta]) -> None:
-        if self._mode is _Mode.THINK:
+        if self._thinking:
             self._reasoning.append(text)
             deltas.append(Delta(reasoning=text))
         else:
@@ -344,7 +330,7 @@ class ParserStream:
 
     def _marks(self) -> list[str]:
         """The marks that mean something at this point."""
-        if self._mode is _Mode.THINK:
+        if self._thinking:
             return [self._markup.think_close]
         fresh = not self._content
         marks = [block.open for block in self._blocks if fresh or not block.only_first]
