@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +91,7 @@ class ScriptedEngine:
         if not callable(replies) and not replies:
             raise ConfigError("a scripted engine needs at least one reply")
         self._replies = replies
-        self._given = tokenizer
-        self._loaded: PreTrainedTokenizerBase | None = None
+        self._given: Any = tokenizer
         self._max_model_len = max_model_len
         self._calls: Counter[str] = Counter()
         """By session."""
@@ -103,15 +103,12 @@ class ScriptedEngine:
     def capabilities(self) -> EngineCapabilities:
         return EngineCapabilities("scripted", load_weights=True, max_model_len=self._max_model_len)
 
-    @property
+    @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Loaded on first use."""
-        if self._loaded is None:
-            given: Any = self._given
-            is_tokenizer = hasattr(given, "convert_ids_to_tokens")
-            self._loaded = given if is_tokenizer else given()
-        assert self._loaded is not None
-        return self._loaded
+        is_tokenizer = hasattr(self._given, "convert_ids_to_tokens")
+        tokenizer: PreTrainedTokenizerBase = self._given if is_tokenizer else self._given()
+        return tokenizer
 
     async def ready(self) -> None:
         await asyncio.to_thread(lambda: self.tokenizer)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    Tensors = dict[str, torch.Tensor]
+
 VOCAB = 32
 
 
@@ -31,9 +33,32 @@ def small_model(family: str = "qwen2", seed: int = 0, attn: str = "sdpa", **opti
     return AutoModelForCausalLM.from_config(config, attn_implementation=attn).eval()
 
 
-def weights(model: Any) -> dict[str, torch.Tensor]:
+def weights(model: Any) -> Tensors:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-def gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+def gap(one: Tensors, other: Tensors) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def packed_gradient(model: Any, forward: Any, items: Any, layout: Any, budget: int | None = None) -> Tensors:
+    """The gradient of weighted log-probabilities, added up over the packs of these items."""
+    import torch
+
+    from ajet.trainer.pack import make_packs
+
+    model.zero_grad(set_to_none=True)
+    with forward.session(model):
+        for pack in make_packs(items, layout, budget):
+            logprob_E = forward(model, pack).logprob_E
+            (logprob_E * torch.from_numpy(pack.edges.sampler_logprob).float()).sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def distance(one: Tensors, other: Tensors) -> float:
+    """Relative to the norm of all gradients together."""
+    import torch
+
+    assert one.keys() == other.keys()
+    norm = torch.stack([value.norm() for value in other.values()]).norm()
+    return float(torch.stack([(one[name] - other[name]).norm() for name in one]).norm() / norm)

@@ -18,9 +18,9 @@ from ajet.engine.attention_rules import ALL, Rule, Sight, Visibility
 from ajet.trainer import attention
 from ajet.trainer.attention import AttentionPlan, plan_attention
 from ajet.trainer.forward import PackForward
-from ajet.trainer.pack import Item, Layout, Pack, items_of, make_packs
+from ajet.trainer.pack import Layout, Pack, items_of, make_packs
 from support.random_batches import credited_batch
-from support.small_models import small_model
+from support.small_models import distance, packed_gradient, small_model
 from support.windowed_models import WINDOWED, windowed_model
 
 VISIBILITIES = [ALL, Visibility(Sight.WINDOW, 7), Visibility(Sight.CHUNK, 6), Visibility(Sight.WINDOW, 10**6)]
@@ -128,15 +128,6 @@ def test_it_gives_what_a_dense_mask_gives_forward_and_backward(
         assert float((one.double() - other.double()).norm() / other.double().norm()) < FORMATS[dtype]
 
 
-def gradients(model: Any, items: list[Item]) -> dict[str, Tensor]:
-    model.zero_grad(set_to_none=True)
-    with PackForward().session(model):
-        for pack in make_packs(items, Layout.TREE):
-            logprob_E = PackForward()(model, pack).logprob_E
-            (logprob_E * torch.from_numpy(pack.edges.sampler_logprob).float()).sum().backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", *WINDOWED])
 def test_models_have_the_same_gradient_with_it(
@@ -145,9 +136,7 @@ def test_models_have_the_same_gradient_with_it(
     options = {"head_dim": SIZE}
     model = windowed_model(family, **options) if family in WINDOWED else small_model(family, **options)
     items = items_of(credited_batch(3, groups=2, repeat=3))
-    expected = gradients(model, items)
+    expected = packed_gradient(model, PackForward(), items, Layout.TREE)
     monkeypatch.setattr(attention, "uses_flex", lambda query: True)
-    got = gradients(model, items)
-    assert got.keys() == expected.keys()
-    norm = torch.stack([value.norm() for value in expected.values()]).norm()
-    assert float(torch.stack([(got[name] - expected[name]).norm() for name in got]).norm() / norm) < 1e-5
+    got = packed_gradient(model, PackForward(), items, Layout.TREE)
+    assert distance(got, expected) < 1e-5

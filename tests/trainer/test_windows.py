@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from ajet.trainer import attention
 from ajet.trainer.attention import UnsupportedAttentionError
 from ajet.trainer.executor import check_trees, tree_support
-from ajet.trainer.forward import Forward, PackForward, RowForward
-from ajet.trainer.pack import Item, Layout, items_of, make_packs
+from ajet.trainer.forward import PackForward, RowForward
+from ajet.trainer.pack import Item, Layout, items_of
 from support.random_batches import credited_batch
+from support.small_models import distance, packed_gradient
 from support.windowed_models import WINDOWED, windowed_model
 
 
@@ -24,30 +22,13 @@ def long_items() -> list[Item]:
     return items
 
 
-def gradients(model: Any, forward: Forward, items: list[Item], layout: Layout) -> dict[str, Tensor]:
-    model.zero_grad(set_to_none=True)
-    with forward.session(model):
-        for pack in make_packs(items, layout):
-            logprob_E = forward(model, pack).logprob_E
-            weights_E = torch.from_numpy(pack.edges.sampler_logprob).float()
-            (logprob_E * weights_E).sum().backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """Relative to the norm of all gradients together."""
-    assert one.keys() == other.keys()
-    norm = torch.stack([value.norm() for value in other.values()]).norm()
-    return float(torch.stack([(one[name] - other[name]).norm() for name in one]).norm() / norm)
-
-
 @pytest.mark.parametrize("family", WINDOWED)
 def test_trees_have_the_gradient_of_the_models_own_attention(family: str) -> None:
     model = windowed_model(family)
     items = long_items()
-    expected = gradients(model, RowForward(), items, Layout.FLAT)
-    assert distance(gradients(model, PackForward(), items, Layout.TREE), expected) < 1e-5
-    assert distance(gradients(model, PackForward(), items, Layout.MERGED), expected) < 1e-5
+    expected = packed_gradient(model, RowForward(), items, Layout.FLAT)
+    assert distance(packed_gradient(model, PackForward(), items, Layout.TREE), expected) < 1e-5
+    assert distance(packed_gradient(model, PackForward(), items, Layout.MERGED), expected) < 1e-5
     assert tree_support(model) is None and check_trees(model, items) is None
 
 
@@ -56,7 +37,7 @@ def test_trees_have_the_gradient_of_the_models_own_attention(family: str) -> Non
 def test_so_do_the_other_ways_to_compute_them(family: str, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = windowed_model(family)
     items = long_items()
-    expected = gradients(model, RowForward(), items, Layout.FLAT)
+    expected = packed_gradient(model, RowForward(), items, Layout.FLAT)
     if other == "dense":
         monkeypatch.setattr(attention, "uses_blocks", lambda key, value: False)
     elif other == "short tiles":
@@ -66,7 +47,7 @@ def test_so_do_the_other_ways_to_compute_them(family: str, other: str, monkeypat
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         for module in model.modules():
             module.training = bool(getattr(module, "gradient_checkpointing", False))
-    assert distance(gradients(model, PackForward(), items, Layout.TREE), expected) < 1e-5
+    assert distance(packed_gradient(model, PackForward(), items, Layout.TREE), expected) < 1e-5
 
 
 def test_a_mask_for_layers_that_the_model_has_none_of() -> None:
@@ -92,4 +73,4 @@ def test_a_model_that_makes_its_masks_itself_is_refused() -> None:
         "MistralAttention (model.layers.0.self_attn): the model makes its masks itself"
     )
     with pytest.raises(UnsupportedAttentionError):
-        gradients(model, PackForward(), long_items(), Layout.TREE)
+        packed_gradient(model, PackForward(), long_items(), Layout.TREE)
