@@ -1,4 +1,4 @@
-"""The layers of a Hugging Face model: which of them are alike, and the model cut to its first few.
+"""The layers of a Hugging Face model: which of them are alike, the model cut to its first few, and a forward replaced.
 
 What a model needs is asked of it without its weights, and most of its layers only repeat others. A model cut after the
 first layers that show every kind of layer answers as the whole one would, in a fraction of the time.
@@ -6,7 +6,7 @@ first layers that show every kind of layer answers as the whole one would, in a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,6 +56,20 @@ def layer_kinds(layers: Any) -> list[Any]:
 def period_of(kinds: list[Any]) -> int:
     """After how many layers their kinds repeat; their number, if they don't."""
     return next(size for size in range(1, len(kinds) + 1) if kinds[size:] == kinds[: len(kinds) - size])
+
+
+@contextmanager
+def replaced(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside, this module's forward is another."""
+    before = module.__dict__.get("forward")
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = before
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ajet.engine.layers import causal_model
+from ajet.engine.layers import causal_model, replaced
 from ajet.schema.errors import EngineError, FeatureUnavailableError
 
 KEY = "ajet.rollout.routing_replay"
@@ -88,8 +88,7 @@ def following(model: Any) -> Iterator[None]:
                 if (again := layer.__dict__.get(CHECKPOINTS)) is not None:
                     layer.__dict__[CHECKPOINTS] = partial(_recompute, here, again)
                     stack.callback(layer.__dict__.__setitem__, CHECKPOINTS, again)
-                router.__dict__["forward"] = partial(_follow, here, router.forward)
-                stack.callback(router.__dict__.pop, "forward")
+                stack.enter_context(replaced(router, partial(_follow, here, router.forward)))
         yield
 
 

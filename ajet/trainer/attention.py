@@ -43,8 +43,8 @@ from ajet.engine.attention_rules import (
     visibility_of,
     visibility_of_mask,
 )
-from ajet.engine.layers import causal_model
-from ajet.engine.torch import LayerCache, LayerState, Mixer, mixers_of, replaced
+from ajet.engine.layers import causal_model, replaced
+from ajet.engine.torch import LayerCache, LayerState, Mixer, mixers_of
 from ajet.trainer.block_attention import BlockAttention, Calls, plan_calls
 from ajet.trainer.pack import Blocks, Indices, Pack
 

@@ -17,9 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ajet.engine.attention_rules import REFUSALS, describe_refusal, layer_shapes, length_dependent_rope
-from ajet.engine.layers import carries_state, causal_model, stated_kinds
+from ajet.engine.layers import carries_state, causal_model, replaced, stated_kinds
 from ajet.engine.quantization import parameter_count
-from ajet.engine.torch import replaced
 from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer.attention import attention_left_whole, can_branch
 from ajet.trainer.credit.estimators import EpisodeCredit

@@ -24,9 +24,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.utils.generic import ModelOutput
 
 from ajet.engine.attention_rules import forget_lengths, length_dependent_rope
-from ajet.engine.layers import causal_model
+from ajet.engine.layers import causal_model, replaced
 from ajet.engine.routing import ARGUMENT as ROUTES
-from ajet.engine.torch import replaced
 from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.schema.install import install_command
 from ajet.trainer.attention import pack_arguments, plan_attention, tree_attention

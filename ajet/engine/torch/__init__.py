@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ajet.engine.torch.states import LayerCache as LayerCache
     from ajet.engine.torch.states import Mixer as Mixer
     from ajet.engine.torch.states import mixers_of as mixers_of
-    from ajet.engine.torch.states import replaced as replaced
     from ajet.engine.torch.worker import CPU_SHARE as CPU_SHARE
     from ajet.engine.torch.worker import FULL_LENGTH_CACHE as FULL_LENGTH_CACHE
     from ajet.engine.torch.worker import GPU_SHARE as GPU_SHARE
@@ -37,6 +36,5 @@ __getattr__ = lazily(
         "TorchEngine": "engine",
         "TorchEngineSettings": "commands",
         "mixers_of": "states",
-        "replaced": "states",
     },
 )

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ajet.engine.attention_rules import PROBE_TOKENS, UnsupportedAttentionError, probing
+from ajet.engine.layers import replaced
 from ajet.engine.torch.kv_cache import LayerState
 from ajet.engine.torch.readers import Member
 
@@ -129,20 +130,6 @@ def goes_on(mixer: Mixer, model: Any) -> bool:
     with torch.inference_mode():
         (one, recurs), (other, _) = computed(0.0), computed(1.0)
     return not recurs or not torch.equal(one, other)
-
-
-@contextmanager
-def replaced(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside, this module's forward is another."""
-    before = module.__dict__.get("forward")
-    module.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.__dict__["forward"]
-        else:
-            module.__dict__["forward"] = before
 
 
 class StepStates:
