@@ -1,4 +1,4 @@
-"""Which models train trees, and that those which can't are found out and train rows."""
+"""Which models train trees, that those which can't are found out and train rows, and that both share where it pays."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from ajet.engine.attention_rules import fix_longrope
 from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer import attention, executor
 from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit
-from ajet.trainer.executor import check_trees, tree_support
+from ajet.trainer.executor import CostModel, check_trees, plan, tree_support
 from ajet.trainer.footprint import LiveBytes
 from ajet.trainer.forward import RowForward
 from ajet.trainer.optimizer import OptimSettings
@@ -181,3 +182,21 @@ def test_the_comparison_holds_two_gradients_in_their_own_format() -> None:
     with LiveBytes([*model.parameters(), *model.buffers()]) as counter:
         assert check_trees(model, items_of(credited_batch(groups=1, repeat=2))) is None
     assert 2 * size < max(counter.peaks.values()) < 4.5 * size
+
+
+BOTH = [Layout.TREE, Layout.MERGED]
+
+
+def test_the_planner_shares_where_it_pays() -> None:
+    costs = CostModel(token=1e6, pair=1.0, block=1e4)
+    items = items_of(credited_batch(8))
+    assert plan(items, costs, None, BOTH)[0].layout is Layout.TREE
+    assert plan(items, CostModel(token=1.0, pair=1.0, block=1e9), None, BOTH)[0].layout is Layout.MERGED
+    assert plan(items, costs, None, [Layout.MERGED])[0].layout is Layout.MERGED
+    assert costs.estimate(make_packs(items)) < costs.estimate(make_packs(items, Layout.FLAT))
+
+
+def test_where_no_layer_attends_pairs_cost_nothing() -> None:
+    config = AutoConfig.for_model("mamba", vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4)
+    costs = CostModel.of(AutoModelForCausalLM.from_config(config))
+    assert costs.pair == 0.0 and costs.token > 0

@@ -141,33 +141,24 @@ def _lora_arguments(rank: int) -> list[str]:
 
 def server_arguments(settings: VllmSettings, port: int, host: str = "127.0.0.1") -> list[str]:
     """Command-line arguments for a vLLM server."""
-    return [
-        "--served-model-name",
-        MODEL_NAME,
-        "--host",
-        host,
-        "--port",
-        str(port),
-        "--model",
-        settings.model,
-        "--dtype",
-        settings.dtype,
-        "--max-model-len",
-        str(settings.max_model_len),
-        "--max-num-seqs",
-        str(settings.max_num_seqs),
-        "--tensor-parallel-size",
-        str(settings.tensor_parallel),
-        "--seed",
-        str(settings.seed),
+    options = {
+        "--served-model-name": MODEL_NAME,
+        "--host": host,
+        "--port": port,
+        "--model": settings.model,
+        "--dtype": settings.dtype,
+        "--max-model-len": settings.max_model_len,
+        "--max-num-seqs": settings.max_num_seqs,
+        "--tensor-parallel-size": settings.tensor_parallel,
+        "--seed": settings.seed,
         # logprobs at the request's temperature; the default, `raw_logprobs`, means at temperature 1
-        "--logprobs-mode",
-        "processed_logprobs",
-        "--max-logprobs",
-        "20",
+        "--logprobs-mode": "processed_logprobs",
+        "--max-logprobs": 20,
+        "--gpu-memory-utilization": settings.gpu_memory_utilization,
+    }
+    return [
+        *(word for name, value in options.items() for word in (name, str(value))),
         "--enable-prompt-tokens-details",  # how much of a prompt came from the prefix cache
-        "--gpu-memory-utilization",
-        str(settings.gpu_memory_utilization),
         *(["--enable-sleep-mode"] if settings.sleep else []),
         *_lora_arguments(settings.lora_rank),
         *(["--enable-return-routed-experts"] if settings.notes_experts else []),
@@ -229,16 +220,8 @@ CommandLine = Callable[[VllmSettings, int], list[str]]
 
 def vllm_command(settings: VllmSettings, port: int) -> list[str]:
     """The command that starts a server."""
-    return [
-        settings.python,
-        "-m",
-        SERVER_MODULE,
-        "--middleware",
-        SERVER_KEY,
-        "--worker-extension-cls",
-        WORKER,
-        *server_arguments(settings, port),
-    ]
+    ours = ["--middleware", SERVER_KEY, "--worker-extension-cls", WORKER]
+    return [settings.python, "-m", SERVER_MODULE, *ours, *server_arguments(settings, port)]
 
 
 class VllmServer:
