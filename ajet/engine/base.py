@@ -120,12 +120,14 @@ Decode = Callable[[list[int]], str]
 def check_request(request: GenerateRequest, *, max_model_len: int, vocabulary: int | None = None) -> int:
     """Return how many tokens the reply may have; raise InvalidRequestError or ContextOverflowError.
 
-    `vocabulary` is the number of token ids; None if only the server knows it. The other sampling parameters are checked
-    where they are read.
+    `vocabulary` is the number of token ids; None if only the server knows it. Other sampling parameters are checked
+    where they are read: only these two may come from a command line, unlimited.
     """
-    temperature = request.sampling.temperature
+    temperature, wanted = request.sampling.temperature, request.sampling.max_tokens
     if not (math.isfinite(temperature) and temperature >= 0):
         raise InvalidRequestError(f"temperature must be a number 0 or more, not {temperature!r}")
+    if wanted is not None and wanted < 1:
+        raise InvalidRequestError(f"max_tokens must be a positive integer, not {wanted!r}")
     _check_ids(request.prompt_ids, vocabulary)
     if not request.prompt_ids:
         raise InvalidRequestError("prompt_ids is empty: a prompt needs at least one token")
@@ -135,7 +137,6 @@ def check_request(request: GenerateRequest, *, max_model_len: int, vocabulary: i
             f"the prompt has {len(request.prompt_ids)} tokens, but prompt and reply must fit into max_model_len="
             f"{max_model_len}: shorten the conversation or raise rollout.max_model_len"
         )
-    wanted = request.sampling.max_tokens
     return room if wanted is None else min(room, wanted)
 
 

@@ -211,10 +211,13 @@ def test_a_deadline_is_kept(engine: TorchEngine) -> None:
     assert stats(engine)["running"] == 0
 
 
-@pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf")])
-def test_a_senseless_temperature_is_refused(engine: TorchEngine, temperature: float) -> None:
-    with pytest.raises(InvalidRequestError, match="temperature"):
-        ask(engine, PROMPT, temperature=temperature)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", -1.0), ("temperature", float("nan")), ("temperature", float("inf")), ("max_tokens", 0)],
+)
+def test_senseless_parameters_are_refused_by_name(engine: TorchEngine, name: str, value: float) -> None:
+    with pytest.raises(InvalidRequestError, match=name):
+        ask(engine, PROMPT, **{name: value})
 
 
 @pytest.mark.parametrize("prompt", [[], [-1], [100_000], ["a"], [1.5], [[1]]])

@@ -2,7 +2,7 @@
 
 From the outside in: `engine` (the `Engine` and the messages to its thread), `worker` (the thread), `scheduler` (who
 computes what in the next step), `kv_cache` (what is computed already, and where it is stored), `runner` (one forward
-pass), `attention`, `sampler`.
+pass, and the tokens drawn from it), `attention` and its `readers`, `states`.
 """
 
 from __future__ import annotations

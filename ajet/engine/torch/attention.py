@@ -10,9 +10,7 @@ of them at once (`Prefix`), and joined with what each has of its own.
 
 Each layer reads by its own `Rule`: its window or chunks, soft cap and sinks.
 
-Shapes: T tokens of the step, M tokens that are read together, H query heads, K key/value heads, G = H / K query heads
-per key/value head, D head size, S slots of a slab, N tokens of the longest chunk there, C tokens of a context including
-the new ones, P tokens of a prefix.
+Shapes: those of `readers`.
 """
 
 from __future__ import annotations
