@@ -4,8 +4,7 @@ They are written as ordinary Hugging Face folders. Weights are drawn tensor by t
 one fixed seed: they are the same in every process and under every version of transformers.
 
 The tokenizer is byte-level, so any UTF-8 text round-trips; digits and ASCII punctuation are single tokens. Ids 0 … 255
-are the bytes; then come merges learned from `CORPUS`, the boilerplate of templates and tool calls, and the special
-tokens. The size is always `VOCABULARY_SIZE`, whatever the corpus.
+are the bytes; then come what `MERGES` joins, the boilerplate of templates and tool calls, and the special tokens.
 
 The templates are ChatML with Hermes-style tools: tool definitions are in the system message; a call is
 `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, and its result comes back as `<tool_response>` in a user turn.
@@ -18,12 +17,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
-from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -307,7 +303,7 @@ def chat_template(family: str) -> str:
 
 
 TOKENIZER_VERSION = 1
-"""Raised with any change to `BOILERPLATE`, `CORPUS` or the merges: it changes token ids."""
+"""Raised with any change to `BOILERPLATE` or `MERGES`: it changes token ids."""
 
 VOCABULARY_SIZE = 512
 
@@ -349,33 +345,21 @@ BOILERPLATE = (
 )
 """Added tokens that are ordinary text: they keep prompts short and decode to exactly this text."""
 
-CORPUS = """
-You are a helpful assistant. You are a math agent. You are an agent that answers the question of the user.
-Answer the question. Give the final answer as a number. The final answer is in the box. Put your final answer within
-\\boxed{}. Use the calculator to compute the result. Use the tool when you need it, then answer. Think step by step.
-Let me think about this. Let me compute the sum. Let me use the calculator. I will call the calculator tool. I need to
-find the value of the expression. The result is correct. The answer is not correct. Try again. Please try again.
-What is the sum of the numbers? What is the product of the numbers? What is the difference between the two numbers?
-How many are left? How much does it cost? How many apples does she have? He has twice as many as she does. There were
-more than the others. Each of them bought some more. Calculate the total. Evaluate the expression. Compute the value.
-plus minus times divided by equals. The quotient and the remainder. First, second, third, then next and last.
-"calculator" "calculator" "calculator" "expression" "expression" "expression" "description" "description" "python"
-"code" "search" "query" "answer" "name" "arguments" "action" "result" "number" "What "What "The "The "You "You
-A calculator. Evaluates an arithmetic expression.
-python code execute python code to compute the result. search query search the web for information with the search tool.
-name description type string arguments function tool result error message invalid expression: syntax error
-The code is run and its output is returned. Returns the result of the expression. The expression to evaluate.
-Go up, go down, go left, go right. Move up. Move down. Move left. Move right. You are on the frozen lake. The goal is to
-reach the gift without falling into a hole. Your turn. Your move. The game is over. You win. You lose. Next state.
-Read the file. Write the file. List the files. Open the page. Click the button. The user wants to know something.
-The task is to write a short answer. The task is done. This is the end of the conversation. Thank you for the question.
-Hello, how can I help you today? I am a language model. I do not know. I can help with that. Here is the answer.
-Is it true or false? Yes or no? True. False. Yes. No. ok. It is good. It is bad. Say hello to the world. hello world
-The weather is nice today. The capital of the country is a city. The water is cold. The house is on the hill. The man
-and the woman were walking with their children. A cat sat on the mat. The quick brown fox jumps over the lazy dog.
+MERGES = """
+h+e Ġ+t Ġt+he Ġ+a r+e o+n Ġ+i a+t a+l e+r Ġ+T Ġ+c o+u Ġi+s i+on o+r Ġ+w ĠT+he Ġ+s e+s i+n Ġ+m re+s u+l Ġt+o Ġ+f Ġa+n
+a+n e+x Ġ+n Ġ+o Ġ+d Y+ou i+t s+w sw+er u+m e+n ex+p exp+res expres+s express+ion o+w s+e Ġ+I al+c alc+ul alcul+at q+u
+t+ion u+t Ġ+You Ġ+b Ġ+l Ġan+swer Ġc+o Ġo+f alculat+or c+h e+t h+at v+e Ġ+g d+e i+l it+h res+ul resul+t v+al Ġ+H
+Ġ+expression Ġ+h Ġ+qu W+hat a+r b+er en+t he+l i+c o+l o+ve p+ut r+i s+t um+ber val+u Ġ+hel Ġ+p Ġ+result Ġ+u Ġa+re
+Ġd+o Ġg+o Ġw+ith M+ove ar+ch e+d e+re f+t in+g m+e m+put mput+e y+ou Ġ+L Ġ+Move Ġ+you Ġa+g Ġa+s Ġan+d Ġc+alculator
+Ġf+in Ġi+n Ġi+t Ġm+an Ġn+umber Ġs+e Ġs+t Ġt+h Ġto+ol a+g a+in a+me a+s a+y ag+e at+e c+alculator c+ri c+t cri+p
+crip+tion e+ft es+cription es+tion g+h gh+t h+on i+r l+d l+o o+t o+x ou+t ow+n r+n r+u r+y t+hon u+rn v+er y+thon Ġ+A
+Ġ+C Ġ+E Ġ+What Ġ+on Ġ+re ĠH+ow ĠL+et ĠT+h Ġco+de Ġco+mpute Ġdo+es Ġf+il Ġfin+al Ġhel+p Ġl+a Ġl+eft Ġm+e Ġm+o Ġman+y
+Ġnumber+s Ġqu+estion Ġse+arch T+he U+se Y+es a+ch a+d al+l al+se an+t as+k at+ion c+tion d+ay d+escription e+ed e+p
+ent+s er+r er+y err+or ex+t g+um gum+ents he+r i+s i+st ic+e ic+k il+l in+k it+e k+n kn+ow m+et n+t o+d or+ld or+re
+orre+ct r+ite ri+ght ru+e s+er u+s valu+ate valu+e Ġ+F Ġ+G Ġ+N Ġ+P Ġ+R Ġ+Use Ġ+Yes Ġ+e Ġ+error Ġ+know Ġ+or Ġ+right
+Ġ+value
 """
-
-Pair = tuple[str, str]
+"""What is joined, in this order: byte-pair encoding of English sentences such as tasks have. Ġ is a space."""
 
 
 def byte_characters() -> list[str]:
@@ -383,33 +367,6 @@ def byte_characters() -> list[str]:
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
-
-
-def learn_merges(text: str, count: int) -> list[Pair]:
-    """Byte-pair encoding: join the most frequent neighbours, `count` times; ties go by their text."""
-    characters = byte_characters()
-    words = Counter(re.findall(r" ?[A-Za-z]+", text.replace("\n", " ")))
-    spelled = {word: [characters[byte] for byte in word.encode()] for word in words}
-    merges: list[Pair] = []
-    while len(merges) < count:
-        pairs: Counter[Pair] = Counter()
-        for word, parts in spelled.items():
-            for pair in pairwise(parts):
-                pairs[pair] += words[word]
-        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
-        merges.append(best)
-        spelled = {word: _join(parts, best) for word, parts in spelled.items()}
-    return merges
-
-
-def _join(parts: list[str], pair: Pair) -> list[str]:
-    joined: list[str] = []
-    for part in parts:
-        if joined and (joined[-1], part) == pair and len(joined[-1]) == len(pair[0]):
-            joined[-1] += part
-        else:
-            joined.append(part)
-    return joined
 
 
 ADDED = (*BOILERPLATE, *SPECIAL)
@@ -427,7 +384,7 @@ def write_tokenizer(folder: Path, family: str) -> None:
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
-    merges = learn_merges(CORPUS, VOCABULARY_SIZE - 256 - len(ADDED))
+    merges = [(left, right) for left, right in (pair.split("+") for pair in MERGES.split())]
     pieces = [*byte_characters(), *("".join(pair) for pair in merges)]
     tokenizer = Tokenizer(BPE({piece: index for index, piece in enumerate(pieces)}, merges))
     in_bytes = ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
