@@ -33,6 +33,13 @@ def small_model(family: str = "qwen2", seed: int = 0, attn: str = "sdpa", **opti
     return AutoModelForCausalLM.from_config(config, attn_implementation=attn).eval()
 
 
+def recompute_layers(model: Any) -> None:
+    """Have transformers compute the layers again in the backward pass. Only they are in training mode."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        module.training = bool(getattr(module, "gradient_checkpointing", False))
+
+
 def weights(model: Any) -> Tensors:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 

@@ -22,7 +22,7 @@ from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Layout, Pack, items_of, make_packs
 from support.hybrids import hybrid_config, hybrid_model
 from support.random_batches import credited_batch
-from support.small_models import small_model
+from support.small_models import recompute_layers, small_model
 
 SHAPE: dict[str, Any] = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 256, "num_hidden_layers": 3}
 
@@ -58,9 +58,7 @@ def test_a_pass_takes_what_was_said(family: str, checkpointing: bool) -> None:
     assert all(parameter.grad is None for parameter in planned.parameters())
     model = small_model(family, **options)
     if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        for module in model.modules():
-            module.training = bool(getattr(module, "gradient_checkpointing", False))
+        recompute_layers(model)
     assert said == pytest.approx(allocated(model, pack, chunk=50), rel=0.1)
 
 
@@ -74,9 +72,7 @@ def test_short_passes_tell_what_a_long_one_takes_through_layers_with_a_state(fam
     said = pass_bytes(planned, Pass(len(pack), len(pack.edges), checkpointing=checkpointing, logits_chunk=50))
     model = hybrid_model(family)
     if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        for module in model.modules():
-            module.training = bool(getattr(module, "gradient_checkpointing", False))
+        recompute_layers(model)
     assert said == pytest.approx(allocated(model, pack, chunk=50, rows=True), rel=0.1)
 
 

@@ -18,7 +18,7 @@ from ajet.trainer.forward import Forward, PackForward, RowForward
 from ajet.trainer.pack import Layout, items_of, make_packs
 from support.hybrids import STATEFUL, hybrid_model
 from support.random_batches import credited_batch
-from support.small_models import distance, packed_gradient
+from support.small_models import distance, packed_gradient, recompute_layers
 
 BRANCHING = ["Qwen3.5", "Qwen3.5-MoE", "Qwen3-Next", "OLMo hybrid"]
 
@@ -43,9 +43,7 @@ def test_branches_that_go_on_from_a_state_have_the_gradient_of_each_row_alone(fa
     model = hybrid_model(family)
     alone = gradients(model, RowForward(budget=1), Layout.FLAT)
     if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        for module in model.modules():
-            module.training = bool(getattr(module, "gradient_checkpointing", False))
+        recompute_layers(model)
     for budget in (None, 40):  # one pack; several, each with the contexts that it needs
         found = gradients(model, PackForward(), Layout.TREE, budget)
         assert distance(found, alone) < 1e-5

@@ -11,7 +11,7 @@ from ajet.trainer.executor import check_trees, tree_support
 from ajet.trainer.forward import PackForward, RowForward
 from ajet.trainer.pack import Item, Layout, items_of
 from support.random_batches import credited_batch
-from support.small_models import distance, packed_gradient
+from support.small_models import distance, packed_gradient, recompute_layers
 from support.windowed_models import WINDOWED, windowed_model
 
 
@@ -44,9 +44,7 @@ def test_so_do_the_other_ways_to_compute_them(family: str, other: str, monkeypat
         monkeypatch.setattr("ajet.trainer.block_attention.SMALL_ROW", 4)
         monkeypatch.setattr("ajet.trainer.block_attention.TILE", 5)
     else:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        for module in model.modules():
-            module.training = bool(getattr(module, "gradient_checkpointing", False))
+        recompute_layers(model)
     assert distance(packed_gradient(model, PackForward(), items, Layout.TREE), expected) < 1e-5
 
 
