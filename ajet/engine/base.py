@@ -121,7 +121,7 @@ def check_request(request: GenerateRequest, *, max_model_len: int, vocabulary: i
     """Return how many tokens the reply may have; raise InvalidRequestError or ContextOverflowError.
 
     `vocabulary` is the number of token ids; None if only the server knows it. Other sampling parameters are checked
-    where they are read: only these two may come from a command line, unlimited.
+    where they are read; these two may come from a command line as they are.
     """
     temperature, wanted = request.sampling.temperature, request.sampling.max_tokens
     if not (math.isfinite(temperature) and temperature >= 0):
