@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ajet.config import Config, make_config
 from ajet.context_tracker import FinishedCalls, TrackerSettings
+from ajet.engine.model_source import ModelSource
+from ajet.engine.scripted import Reply, ScriptedEngine
 from ajet.gateway.chat import EpisodeSession, SessionSettings, pick_parser
 from ajet.gateway.gateway import EpisodeKey, Gateway
 from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, Sampling
-from ajet.schema.episode import CallTree, Ledger, Outcome
+from ajet.schema.episode import CallTree, Episode, Ledger, Outcome
 from ajet.schema.errors import ContextOverflowError, RewardError, UserError
+from ajet.schema.task import Task
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.attempt import WorkflowAttempt
 from ajet.task_runner.runner import TaskRunner
+from ajet.task_runner.runtime import Runtime
 from ajet.task_runner.threads import EpisodeThreads, ThreadRunner
 from ajet.task_runner.tuner import AjetTuner
 from ajet.workflow import Workflow
@@ -183,3 +188,10 @@ def runner_of(
     sessions = SmallProvider(config, LineEngine(*(lines or ("hello",))), max_model_len=max_model_len)
     threads = EpisodeThreads(max_lost, grace_s=grace_s)
     return TaskRunner(sessions, ThreadRunner(workflow, judge(config) if judge else None, sessions, threads))
+
+
+def played(settings: dict[str, Any], replies: Sequence[Reply], task: Task) -> Episode:
+    """One episode of a whole runtime, whose engine gives these replies."""
+    engine = ScriptedEngine(replies, lambda: ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
+    with Runtime(make_config(settings), make_engine=lambda _: engine) as runtime:
+        return runtime.run(runtime.pool.run_episode(task))

@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from ajet.config import make_config
-from ajet.engine.model_source import ModelSource
-from ajet.engine.scripted import ScriptedEngine
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import JudgeFault
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import load_judge
-from ajet.task_runner.runtime import Runtime
+from support.runner_fakes import played
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 
@@ -60,10 +58,7 @@ def run(tmp_path: Path, does: str, judge: dict[str, Any], wrapper: str = "asynci
         **{f"task_judge.{key}": value for key, value in judge.items()},
         **more,
     }
-    engine = ScriptedEngine(["2"], lambda: ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
-    with Runtime(make_config(settings), make_engine=lambda _: engine) as runtime:
-        task = Task(task_id="t", main_query="?", metadata={**TESTS, "does": does})
-        return runtime.run(runtime.pool.run_episode(task))
+    return played(settings, ["2"], Task(task_id="t", main_query="?", metadata={**TESTS, "does": does}))
 
 
 @pytest.mark.slow

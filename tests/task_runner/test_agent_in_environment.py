@@ -13,16 +13,14 @@ import pytest
 from ajet.agents.run import OneAtATime, world_tools
 from ajet.agents.tools import ToolResult, Toolset
 from ajet.agents.tools.tool import ToolSetupError
-from ajet.config import make_config
-from ajet.engine.model_source import ModelSource
-from ajet.engine.scripted import Reply, ScriptedEngine
+from ajet.engine.scripted import Reply
 from ajet.environment import StepResult
 from ajet.environment.environment import EnvironmentSettings
 from ajet.environment.server import EnvironmentServer
 from ajet.environment.service_environment import described_tools
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.task import Task
-from ajet.task_runner.runtime import Runtime
+from support.runner_fakes import played
 
 LAKE = {
     "class": "gymnasium:FrozenLake-v1",
@@ -63,10 +61,8 @@ def asks(*calls: tuple[str, dict[str, Any]]) -> Reply:
 
 
 def run(replies: Sequence[Reply], agent: dict[str, Any], environment: Any, task: Task | None = None) -> Episode:
-    config = make_config({"rollout.agent": agent, "rollout.environment": environment})
-    engine = ScriptedEngine(replies, lambda: ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
-    with Runtime(config, make_engine=lambda _: engine) as runtime:
-        return runtime.run(runtime.pool.run_episode(task or Task(task_id="3", main_query="")))
+    settings = {"rollout.agent": agent, "rollout.environment": environment}
+    return played(settings, replies, task or Task(task_id="3", main_query=""))
 
 
 def test_what_the_agent_says_is_its_action() -> None:

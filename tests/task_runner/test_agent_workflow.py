@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from ajet.config import make_config
-from ajet.engine.model_source import ModelSource
-from ajet.engine.scripted import Reply, ScriptedEngine
+from ajet.engine.scripted import Reply
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.task_runner.environments import load_workflow
-from ajet.task_runner.runtime import Runtime
+from support.runner_fakes import played
 
 QUESTION = Task(task_id="t", main_query="What is 6*7?", metadata={"answer": "42"})
 
@@ -26,10 +25,7 @@ def asks(name: str, **arguments: Any) -> Reply:
 
 
 def run(replies: Sequence[Reply], agent: dict[str, Any], task: Task = QUESTION, **overrides: Any) -> Episode:
-    config = make_config({"rollout.agent": {"tools": ["calculator"], **agent}, **overrides})
-    engine = ScriptedEngine(replies, lambda: ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
-    with Runtime(config, make_engine=lambda _: engine) as runtime:
-        return runtime.run(runtime.pool.run_episode(task))
+    return played({"rollout.agent": {"tools": ["calculator"], **agent}, **overrides}, replies, task)
 
 
 @pytest.mark.parametrize("wrapper", ["asyncio", "multi-processing"])

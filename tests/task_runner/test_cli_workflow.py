@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from ajet.config import make_config
-from ajet.engine.model_source import ModelSource
-from ajet.engine.scripted import ScriptedEngine
 from ajet.schema.episode import Episode, EpisodeStatus
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.task_runner.agent_workflow import build_cli_agent
 from ajet.task_runner.environments import find_sandbox, sandbox_settings
-from ajet.task_runner.runtime import Runtime
+from support.runner_fakes import played
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 
@@ -49,9 +47,7 @@ def run(command: Any, task: Task = TASK, wrapper: str = "asyncio", reply: str = 
         "rollout.sandbox": "bubblewrap",
         "task_runner.wrapper_type": wrapper,
     }
-    engine = ScriptedEngine([reply], lambda: ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
-    with Runtime(make_config(settings), make_engine=lambda _: engine) as runtime:
-        return runtime.run(runtime.pool.run_episode(task))
+    return played(settings, [reply], task)
 
 
 WORKS = """

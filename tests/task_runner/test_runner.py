@@ -80,14 +80,6 @@ def test_a_completed_episode() -> None:
     assert episode.timings["total"] >= episode.timings["workflow"] > 0
 
 
-def test_a_plain_function_may_be_execute() -> None:
-    class Plain(Workflow):
-        def execute(self, workflow_task: WorkflowTask, tuner: Any) -> WorkflowOutput:  # type: ignore[override]
-            return WorkflowOutput(reward=1)
-
-    assert run(lambda: runner_of(Plain)).reward == 1.0
-
-
 def test_the_judge_is_asked_only_when_the_reward_is_open() -> None:
     assert run(lambda: runner_of(Talk, "hello", judge=judge_that((9.0, True)))).reward == 5.0
     episode = run(lambda: runner_of(workflow_that(no_reward), judge=judge_that((9.0, False))))
@@ -288,11 +280,6 @@ def test_a_client_that_reaches_nobody_says_whom() -> None:
     assert episode.failure is not None
     assert episode.failure.message == "Connection error. (http://127.0.0.1:9/v1/chat/completions)"
     assert "in asks_a_dead_server" in episode.failure.place
-
-
-def test_workflow_errors_may_carry_a_reward() -> None:
-    episode = run(lambda: runner_of(workflow_that(raiser(KeyError())), failure_reward__workflow_error=-0.5))
-    assert (episode.status, episode.reward) == (EpisodeStatus.WORKFLOW_ERROR, -0.5)
 
 
 # ---------------------------------------------------------------- the judge fails
@@ -537,13 +524,6 @@ def test_model_calls_in_flight_end_with_the_episode() -> None:
         await until(lambda: runner.sessions.engine.cancelled == 1)
 
     asyncio.run(main())
-
-
-def test_a_timeout_may_carry_a_reward() -> None:
-    episode = run(
-        lambda: runner_of(workflow_that(hanging("await")), rollout__episode_timeout=0.1, failure_reward__timeout=-2)
-    )
-    assert (episode.status, episode.reward) == (EpisodeStatus.TIMEOUT, -2.0)
 
 
 def test_the_deadline_covers_the_judge() -> None:

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from ajet.config import make_config
-from ajet.engine.model_source import ModelSource
-from ajet.engine.scripted import ScriptedEngine
 from ajet.environment.sandboxes import SandboxError
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 from ajet.task_runner.environments import sandbox_settings
-from ajet.task_runner.runtime import Runtime
+from support.runner_fakes import played
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 
@@ -67,18 +65,13 @@ def run(
     **overrides: Any,
 ) -> Episode:
     (tmp_path / "agent.py").write_text(AGENT)
-    config = make_config(
-        {
-            "rollout.user_workflow": f"{tmp_path}/agent.py->{name}",
-            "rollout.sandbox": {"kind": "bubblewrap", "memory_mb": 128, "disk_mb": 8},
-            "rollout.episode_retries": 0,
-            **{key.replace("__", "."): value for key, value in overrides.items()},
-        }
-    )
-    engine = ScriptedEngine(["hello"], lambda: ModelSource.resolve("tiny:qwen2-0.3m").tokenizer())
-    with Runtime(config, make_engine=lambda _: engine) as runtime:
-        task = Task(task_id="t", main_query=query, metadata=metadata or {})
-        return runtime.run(runtime.pool.run_episode(task))
+    settings = {
+        "rollout.user_workflow": f"{tmp_path}/agent.py->{name}",
+        "rollout.sandbox": {"kind": "bubblewrap", "memory_mb": 128, "disk_mb": 8},
+        "rollout.episode_retries": 0,
+        **{key.replace("__", "."): value for key, value in overrides.items()},
+    }
+    return played(settings, ["hello"], Task(task_id="t", main_query=query, metadata=metadata or {}))
 
 
 def gone(mark: str) -> bool:
