@@ -183,9 +183,7 @@ def _raised(facts: AttemptFacts, result: WorkflowResult, rules: FailureRewardCon
         return replace(ending, reward=result.reward, is_success=result.is_success, later=later)
     if result.failed_in == "judge":
         return Ending(EpisodeStatus.JUDGE_ERROR, failure=result.failure)
-    if result.failed_in == "isolation":
-        return Ending(EpisodeStatus.ENGINE_ERROR, failure=result.failure, retry=True)
-    if facts.engine_failure is not None or result.engine_error:
+    if result.failed_in == "isolation" or facts.engine_failure is not None or result.engine_error:
         return Ending(EpisodeStatus.ENGINE_ERROR, failure=result.failure, retry=True)
     if result.environment_error:
         return _environment_failed(result, rules)

@@ -262,7 +262,7 @@ class _AttemptInProcess:
         worker = self._worker
         reader, writer = await worker.streams()
         phase: Literal["isolation", "workflow", "judge"] = "isolation"
-        raised = False
+        raised, why = False, ""
         try:
             writer.write(task + b"\n")
             while line := await reader.readline():
@@ -286,18 +286,17 @@ class _AttemptInProcess:
                     writer.write(json.dumps(access).encode() + b"\n")
         except (ConnectionError, ValueError, TypeError, LookupError, OverflowError, RecursionError, UserError) as error:
             # it died halfway, or user code wrote to the channel
-            why = f"; its last message was unreadable: {error}" if not isinstance(error, ConnectionError) else ""
-        else:
-            why = ""
+            if not isinstance(error, ConnectionError):
+                why = f"; its last message was unreadable: {error}"
         how = await worker.ending()
         if how == WITH_SERVER:  # through no fault of the attempt's
             phase, raised = "isolation", False
-        owner = {"judge": "the judge's", "workflow": "the workflow's"}.get(phase, "the")
-        failure = Failure("WorkflowFault", f"{owner} process {how}{why}", worker.written())
-        if phase == "judge":
-            failure.kind = "JudgeFault"
-        elif phase == "isolation":
-            failure.kind = "IsolationFault"
+        kind, whose = {
+            "isolation": ("IsolationFault", "the"),
+            "workflow": ("WorkflowFault", "the workflow's"),
+            "judge": ("JudgeFault", "the judge's"),
+        }[phase]
+        failure = Failure(kind, f"{whose} process {how}{why}", worker.written())
         if raised:
             return WorkflowResult(failure=failure, failed_in="workflow", unjudged=failure)
         return WorkflowResult(finished=phase == "judge", failure=failure, failed_in=phase)
