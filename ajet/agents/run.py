@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from ajet.agents.model_function import Message, ModelFunction, ModelMessage, ToolSchema, joined_text
 from ajet.agents.reply_format import ReplyFormat
-from ajet.agents.tools.function_tool import check_name
-from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError
+from ajet.agents.tools.tool import Arguments, StatelessTool, Tool, ToolContext, ToolResult, ToolSetupError, check_name
 from ajet.environment import StepResult
 from ajet.schema.errors import UserError
 from ajet.schema.trajectory import (

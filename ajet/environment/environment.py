@@ -191,8 +191,6 @@ class EnvironmentSource:
 
     name: str
     """What the user calls it."""
-    url: str | None = None
-    """Where the environments' service answers; None for environments in this process."""
 
     def make(self, episode_id: str) -> Environment:
         """A fresh environment for one episode."""

@@ -67,11 +67,6 @@ class LeasedEnvironment:
         self._done = False
         self._began = time.monotonic()
 
-    @property
-    def service_url(self) -> str | None:
-        """Where the environment's service answers; None for an environment in this process."""
-        return self._source.url
-
     def open(self) -> LeasedEnvironment:
         """Make the environment and begin the task."""
         with self._closing:

@@ -151,7 +151,7 @@ class OpenEnvSource(EnvironmentSource):
     """Environments of one OpenEnv server."""
 
     def __init__(self, settings: EnvironmentSettings) -> None:
-        self.name = self.url = str(settings.url)
+        self.name = str(settings.url)
         self._settings = settings
         if importlib.util.find_spec("openenv") is None:
             raise MissingDependencyError(

@@ -219,7 +219,7 @@ class ServiceSource(EnvironmentSource):
 
     def __init__(self, settings: EnvironmentSettings) -> None:
         self._settings = settings
-        self.name = self.url = str(settings.url)
+        self.name = str(settings.url)
 
     def make(self, episode_id: str) -> ServiceEnvironment:
         settings = self._settings

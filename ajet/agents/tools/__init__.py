@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ajet.agents.tools.function_tool import FunctionTool, tool
 from ajet.agents.tools.registry import ToolRegistry, get_global_tool_registry, make_tools, register_tool
 from ajet.agents.tools.tool import (
+    FunctionTool,
     OpenTool,
     StatelessTool,
     Tool,
@@ -12,6 +12,7 @@ from ajet.agents.tools.tool import (
     ToolResult,
     ToolSetupError,
     ToolSource,
+    tool,
 )
 from ajet.agents.tools.toolset import Toolset, schemas_of, tool_schema, type_of
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ajet.agents.tools.function_tool import FunctionTool, arguments_of, check_name, run_in_thread, values_of
 from ajet.agents.tools.tool import (
     Arguments,
+    FunctionTool,
     StatelessTool,
     Tool,
     ToolContext,
@@ -27,8 +27,12 @@ from ajet.agents.tools.tool import (
     ToolResult,
     ToolSetupError,
     ToolSource,
+    arguments_of,
     as_text,
+    check_name,
     plain,
+    run_in_thread,
+    values_of,
 )
 from ajet.agents.tools.toolset import Toolset
 from ajet.config.kinds import TOOLS, load, nearest_name, no_option

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from ajet.agents.tools import ToolContext, ToolResult, Toolset, ToolSetupError, tool
-from ajet.agents.tools.function_tool import run_in_thread
+from ajet.agents.tools.tool import run_in_thread
 
 
 class Point(BaseModel):
