@@ -87,19 +87,17 @@ async def run_batch(batch: Batch) -> list[Trajectory]:
         raise BatchError(f"two tasks have the id {twice!r}: their trajectories would have the same file")
     runner = _BatchRunner(batch)
     jobs = [(task, repeat) for task in batch.tasks for repeat in range(batch.repeats)]
-    found = {(task.task_id, repeat): runner.earlier(task, repeat) for task, repeat in jobs}
+    earlier = [runner.earlier(task, repeat) for task, repeat in jobs]
     try:
         async with asyncio.TaskGroup() as group:
             running = {
-                (task.task_id, repeat): group.create_task(runner.run(task, repeat))
-                for task, repeat in jobs
-                if found[task.task_id, repeat] is None
+                index: group.create_task(runner.run(task, repeat))
+                for index, (task, repeat) in enumerate(jobs)
+                if earlier[index] is None
             }
     except ExceptionGroup as errors:
         raise runner.gave_up or errors.exceptions[0] from None
-    done = {key: trajectory for key, trajectory in found.items() if trajectory is not None}
-    done.update({key: task.result() for key, task in running.items()})
-    return [done[task.task_id, repeat] for task, repeat in jobs]
+    return [found or running[index].result() for index, found in enumerate(earlier)]
 
 
 class _BatchRunner:

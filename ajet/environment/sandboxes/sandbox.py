@@ -343,7 +343,6 @@ async def within(seconds: float, exiting: Awaitable[int], end: Callable[[], Awai
 
 FILE_S = 60.0
 LARGEST_READ = 256 << 20
-
 _PATH = "PATH=$PATH:/usr/bin:/bin; "  # that of the settings may hold the agent's programs alone
 _READ = _PATH + (
     'if [ -d "$1" ]; then exit 73; elif [ ! -e "$1" ]; then exit 72; '
@@ -352,7 +351,7 @@ _READ = _PATH + (
 _WRITE = _PATH + (  # with few programs, as each takes a moment to start
     'umask 022; set -C; p=$1; [ -L "$1" ] && p=$(readlink -f -- "$1" || printf %s "$1"); d=${p%/*}; t=$d/.new.$2; m=; '
     '[ -d "$p" ] || [ "${p%/}" != "$p" ] && exit 73; [ -d "$d/" ] || mkdir -p -- "$d" || exit 75; '
-    'if [ -e "$p" ]; then [ -w "$p" ] || exit 74; m=$(stat -c %a -- "$p"); fi; '
+    'if [ -e "$p" ]; then [ -w "$p" ] || exit 74; m=$(stat -c %a "$p" 2>/dev/null || stat -f %Lp "$p"); fi; '
     'if cat > "$t" && { [ -z "$m" ] || chmod "$m" "$t"; } && mv -f -- "$t" "$p"; then exit 0; fi; '
     'rm -f -- "$t"; exit 75'
 )
@@ -432,6 +431,7 @@ class Confined:
         return posixpath.join(self.workspace, path)
 
     async def end_processes(self) -> None:
+        # "all" are those of the sandbox: a kind that doesn't confine them needs another way
         await self.exec(["/bin/sh", "-c", "kill -9 -1"])
 
     async def close(self) -> None:

@@ -13,7 +13,6 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 from ajet.environment.sandboxes.sandbox import (
     WORKSPACE,
@@ -59,7 +58,8 @@ class UnconfinedSandbox(Confined):
         self.workspace = tempfile.mkdtemp(prefix="ajet-workspace-")
 
     async def run(self, asked: Execution) -> ExecResult:
-        folder = self._place(asked.folder)
+        if not self.workspace:
+            raise SandboxError("the sandbox is closed")
         variables = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": self.workspace,
@@ -76,7 +76,7 @@ class UnconfinedSandbox(Confined):
                     stdin=theirs_in,
                     stdout=theirs_out,
                     stderr=theirs_err,
-                    cwd=folder,
+                    cwd=os.path.join(self.workspace, asked.folder),
                     env=variables,
                     start_new_session=True,
                 )
@@ -94,17 +94,6 @@ class UnconfinedSandbox(Confined):
         finally:
             streams.close()
         return streams.result(code if code >= 0 else 128 - code, timed_out)
-
-    async def read(self, path: str) -> bytes:
-        return await asyncio.to_thread(_content, Path(self._place(path)))
-
-    async def write(self, path: str, content: bytes) -> None:
-        await asyncio.to_thread(_replace, Path(self._place(path)), content)
-
-    def _place(self, path: str) -> str:
-        if not self.workspace:
-            raise SandboxError("the sandbox is closed")
-        return os.path.join(self.workspace, path)
 
     async def end_processes(self) -> None:
         """Those that are still in their command's group."""
@@ -133,26 +122,3 @@ def _alive(group: int) -> bool:
 def _end(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-
-
-def _content(place: Path) -> bytes:
-    if place.exists() and not place.is_dir() and not place.is_file():
-        raise PermissionError(1, "not a regular file", str(place))
-    return place.read_bytes()
-
-
-def _replace(place: Path, content: bytes) -> None:
-    place = place.resolve()
-    if place.is_dir():
-        raise IsADirectoryError(21, os.strerror(21), str(place))
-    place.parent.mkdir(parents=True, exist_ok=True)
-    mode = place.stat().st_mode & 0o7777 if place.exists() else 0o644
-    descriptor, temporary = tempfile.mkstemp(dir=place.parent)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, mode)
-        os.replace(temporary, place)
-    except OSError:
-        os.unlink(temporary)
-        raise
