@@ -50,22 +50,15 @@ __all__ = [
 T = TypeVar("T")
 
 
-class _Host:
-    """The thread."""
-
-    def __init__(self) -> None:
-        self.process = os.getpid()
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="ajet-sandboxes", daemon=True).start()
-
-
 _lock = threading.Lock()
-_host: _Host | None = None
+_loop: asyncio.AbstractEventLoop | None = None
+"""That of the sandboxes' thread, once one has been opened."""
 
 
 def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
+    """A fork has the loop, but not the thread."""
+    global _lock, _loop
+    _lock, _loop = threading.Lock(), None
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -73,11 +66,12 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _submit(work: Coroutine[Any, Any, T]) -> Future[T]:
     """Run `work` on the sandboxes' thread."""
-    global _host
+    global _loop
     with _lock:
-        if _host is None or _host.process != os.getpid():  # a fork has the object, but not the thread
-            _host = _Host()
-        return asyncio.run_coroutine_threadsafe(work, _host.loop)
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="ajet-sandboxes", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(work, _loop)
 
 
 async def on_host(work: Coroutine[Any, Any, T]) -> T:
@@ -86,8 +80,13 @@ async def on_host(work: Coroutine[Any, Any, T]) -> T:
 
 
 def run_on_host(work: Coroutine[Any, Any, T], seconds: float) -> T:
-    """Wait for `work`, which runs on the sandboxes' thread, from any other one. Raises TimeoutError."""
-    return _submit(work).result(seconds)
+    """Wait for `work`, which runs on the sandboxes' thread, from any other one. Raises TimeoutError, and cancels it."""
+    running = _submit(work)
+    try:
+        return running.result(seconds)
+    except TimeoutError:
+        running.cancel()
+        raise
 
 
 class Sandbox:
