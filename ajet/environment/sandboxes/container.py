@@ -123,9 +123,11 @@ class ContainerSandbox(Confined):
                 self._process = process = subprocess.Popen(
                     line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
                 )
-                said = await asyncio.wait_for(asyncio.to_thread(_first_line, process), START_S)
+                assert process.stdout is not None and process.stderr is not None
+                said = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), START_S)
             if said != b"ready\n":
-                error = await asyncio.to_thread(_last_words, process)
+                process.kill()
+                error = (await asyncio.to_thread(process.stderr.read)).decode(errors="replace").strip()[-500:]
                 raise SandboxError(f"{self._program} could not start the container: {error}")
             loop = asyncio.get_running_loop()
             self._expiry = loop.call_later(self.settings.lifetime_seconds, self._expire)
@@ -328,14 +330,3 @@ def _files_of_image(settings: SandboxSettings) -> bytes:
     if done.returncode and not any(words in said.lower() for words in ("could not find", "no such file")):
         raise SandboxError(f"sandbox image: the files of {settings.workspace} in {settings.image!r}: {said}")
     return b"" if done.returncode else done.stdout
-
-
-def _first_line(process: subprocess.Popen[bytes]) -> bytes:
-    assert process.stdout is not None
-    return process.stdout.readline()
-
-
-def _last_words(process: subprocess.Popen[bytes]) -> str:
-    assert process.stderr is not None
-    process.kill()
-    return process.stderr.read().decode(errors="replace").strip()[-500:]
