@@ -1,7 +1,5 @@
 """`ajet --conf …`: read the arguments, load the config, choose the backbone, open the experiment folder, run, clean
 up, and advise.
-
-A backbone is a function `run(config, experiment, options) -> int`; the result is the exit code.
 """
 
 from __future__ import annotations

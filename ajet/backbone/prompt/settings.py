@@ -1,8 +1,4 @@
-"""What the YAML says about a search, as the parts take it: algorithm, proposer, budget and tasks.
-
-`PatientProposer` gives each question to a proposer a deadline. `split_tasks` says which tasks are searched with, which
-validate candidates, and which confirm the winner; `search_lines` what a search would do, for `ajet validate`.
-"""
+"""What the YAML says about a search, as the parts take it: algorithm, proposer, budget and tasks."""
 
 from __future__ import annotations
 
