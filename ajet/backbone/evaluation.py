@@ -91,7 +91,6 @@ class Evaluation:
     metrics: dict[str, float]
     """The metrics of a validation, such as `val/return/mean`."""
     failures: dict[str, int]
-    """Why episodes have no reward."""
     prompt_tokens: int
     reply_tokens: int
     seconds: float

@@ -31,7 +31,6 @@ log = logging.getLogger("ajet.backbone.memory")
 
 GIB = 1024**3
 WIDTH = 80
-"""Columns of the table."""
 PROGRAM_BYTES = int(0.8 * GIB)
 """Main memory of the interpreter with PyTorch and transformers imported."""
 CUDA_BYTES = int(1.5 * GIB)

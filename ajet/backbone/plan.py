@@ -33,7 +33,6 @@ class RunPlan:
 
     backbone: BackboneName
     engine: str
-    """What samples the replies."""
     trains: bool
     tasks_per_step: int
     episodes_per_step: int

@@ -72,7 +72,6 @@ class AuditFigures:
     calls: int
     cut_replies: int
     cut_by: dict[str, int]
-    """Episodes that a limit cut short, by key."""
     cut_paid: int
     """Of these, how many earned more than the least all the same."""
     seconds: float

@@ -55,7 +55,6 @@ class RunFailedError(AjetError):
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
     path: Path
-    """The experiment's folder."""
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:

@@ -61,7 +61,6 @@ CLIP_RANGES = {"gspo": (3e-4, 4e-4), "dppo_tv": (0.15, 0.15), "dppo_kl": (0.05, 
 mean and hardly moves. `dppo`, from published scripts: a difference of probabilities, or nats."""
 
 TEACHER = "ajet.trainer_common.algorithm.distillation.teacher"
-"""Its key, in messages."""
 
 FULL_LR = 1e-6
 LORA_LR = 1e-5

@@ -100,7 +100,6 @@ class LocalRun:
         self.changes: int | None = 0
         """The trainer's, when the last step was complete. None while its metrics are written."""
         self.unsaved = False
-        """The latest checkpoint could not be written."""
         self.hints = Hints()
         self.failures = FailureWatch(config)
         self.early_stop = EarlyStop.from_config(config, len(self.validation_tasks))

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 
 FILE = "replay.msgpack"
-"""The name of its file in a checkpoint's folder."""
 
 
 @dataclass(frozen=True, slots=True)

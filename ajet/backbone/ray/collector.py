@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from ajet.engine.base import Engine
 
 COLLECTOR = "ajet_episode_collector"
-"""The actor's name in Ray."""
 HEAD = {"node:__internal_head__": 0.001}
 """Ray's own mark of the head node, where the experiment folder is."""
 

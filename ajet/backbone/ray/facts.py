@@ -53,7 +53,6 @@ class RunFacts:
     """What a mapping must know of the run beside its configuration."""
 
     model_path: str
-    """A folder with the model and its tokenizer."""
     checkpoint_dir: Path
     total_steps: int
     payload: str = ""

@@ -64,7 +64,6 @@ log = logging.getLogger(__name__)
 SCRATCH = Path("/tmp")
 SCRATCH_NAME = "ajv"
 DRIVER_INPUT = "run.json"
-"""File in the private folder, for the driver."""
 
 
 class BackboneAdapter(Protocol):
@@ -75,7 +74,6 @@ class BackboneAdapter(Protocol):
     title: str
     """The library's name, for messages."""
     driver: str
-    """The driver's module."""
 
     def require(self) -> None:
         """Raise, with the command that installs it, if the library is missing."""

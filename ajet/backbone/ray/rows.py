@@ -26,7 +26,7 @@ from ajet.backbone.ray.credit import (
     segments_of,
     summary_of,
 )
-from ajet.schema.episode import BoolArray, Episode, EpisodeGroup, FloatArray, IntArray, Sample
+from ajet.schema.episode import Episode, EpisodeGroup, Sample
 
 if TYPE_CHECKING:
     import torch
@@ -48,14 +48,7 @@ def rows_of(episode: Episode, samples: Sequence[Sample], *, uid: str, step: int,
     summary = json.dumps(summary_of(episode, samples).to_json())
     rows = []
     for index, sample in enumerate(samples):
-        row = _row(
-            f"{uid}_{episode.repeat}_{index}",
-            sample.prompt_ids,
-            sample.response_ids,
-            sample.response_mask,
-            sample.logprobs,
-            step=step,
-        )
+        row = _row(f"{uid}_{episode.repeat}_{index}", sample, step=step)
         row.fields |= {
             "uid": uid,
             "session_id": episode.repeat,
@@ -93,21 +86,17 @@ def stand_in(name: str, *, step: int) -> Row:
 
 def blank_row(name: str, *, step: int) -> Row:
     """A row that trains nothing."""
-    zero = np.zeros(1, np.int32)
-    row = _row(f"{name}_0_0", zero, zero, zero.astype(np.bool_), zero.astype(np.float32), step=step)
+    row = _row(f"{name}_0_0", empty_sample(name), step=step)
     row.fields |= {"uid": name, "session_id": 0, "num_turns": 0, "extra_fields": {"reward_extra_info": {}}}
     row.tag |= {"min_global_steps": step - 1, "max_global_steps": step - 1}  # as if the step's own weights had drawn it
     return row
 
 
-def _row(
-    key: str, prompt_ids: IntArray, response_ids: IntArray, mask: BoolArray, logprobs: FloatArray, *, step: int
-) -> Row:
+def _row(key: str, sample: Sample, *, step: int) -> Row:
     import torch
 
-    prompt = torch.from_numpy(prompt_ids.astype(np.int64))
-    response = torch.from_numpy(response_ids.astype(np.int64))
-    response_mask = torch.from_numpy(mask.astype(np.int64))
+    numbers = (sample.prompt_ids, sample.response_ids, sample.response_mask)
+    prompt, response, response_mask = (torch.from_numpy(column.astype(np.int64)) for column in numbers)
     fields = {
         "prompts": prompt,
         "responses": response,
@@ -115,7 +104,7 @@ def _row(
         "position_ids": torch.arange(len(prompt) + len(response)),
         "response_mask": response_mask,
         "loss_mask": response_mask,
-        "rollout_log_probs": torch.from_numpy(logprobs.astype(np.float32)),
+        "rollout_log_probs": torch.from_numpy(sample.logprobs.astype(np.float32)),
         "rm_scores": torch.zeros(len(response), dtype=torch.float32),
         WEIGHTS: torch.zeros(len(response), dtype=torch.float32),
         "multi_modal_inputs": {},
@@ -136,7 +125,7 @@ def validation_row(episode: Episode, samples: Sequence[Sample], *, uid: str, ste
     """One row that stands for a validation episode: its last sample, with the reward on the last token."""
     import torch
 
-    samples = samples or [empty_sample(episode)]
+    samples = samples or [empty_sample(episode.episode_id)]
     counted = episode if episode.usable else replace(episode, reward=0.0)
     row = rows_of(counted, samples[-1:], uid=uid, step=step, threshold=threshold)[0]
     row.fields["extra_fields"] = {"reward_extra_info": reward_info(episode, threshold)}
@@ -146,11 +135,11 @@ def validation_row(episode: Episode, samples: Sequence[Sample], *, uid: str, ste
     return row
 
 
-def empty_sample(episode: Episode) -> Sample:
+def empty_sample(episode_id: str) -> Sample:
     """Stands for an episode of which nothing can be trained."""
     zero, nowhere = np.zeros(1, np.int32), np.full(1, -1, np.int32)
     no_mask, no_logprobs = zero.astype(np.bool_), zero.astype(np.float32)
-    return Sample(episode.episode_id, "", zero, zero, no_mask, no_logprobs, nowhere, nowhere)
+    return Sample(episode_id, "", zero, zero, no_mask, no_logprobs, nowhere, nowhere)
 
 
 def version_span(sample: Sample, step: int) -> dict[str, int]:

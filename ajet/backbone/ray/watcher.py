@@ -72,7 +72,6 @@ def actor_named(lines: list[str]) -> str:
 
 
 LOOK_S = 0.5
-"""Seconds between looks at the driver."""
 SILENCE_S = 1800.0
 """A driver that writes nothing for this long, or for two episode timeouts, hangs."""
 LACKS = re.compile(r"No available node types can fulfill resource request .*?(\{.*?\})")

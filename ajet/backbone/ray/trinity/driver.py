@@ -20,7 +20,6 @@ from ajet.backbone.ray.watcher import actor_named, first_line
 from ajet.schema.errors import AjetError
 
 CLOSING_S = 20.0
-"""How long explorer and trainer may take to close."""
 
 
 class StageFailedError(AjetError):

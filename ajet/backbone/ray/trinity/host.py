@@ -45,14 +45,12 @@ if TYPE_CHECKING:
 
 
 HOST = "ajet_episode_host"
-"""The actor's name in Ray."""
 
 
 class ServedModel(NamedTuple):
     """The parts of Trinity's `ModelWrapper` that another process needs to use the same model."""
 
     model: Any
-    """The model's actor."""
     api_address: str | None
     api_key: str
     model_path: str | None

@@ -177,7 +177,7 @@ def outputs_of_episode(
             metrics=AgentLoopMetrics(generate_sequences=episode.timings.get("model", 0.0)),
             extra_fields={**facts, **version_span(sample, step)},
         )
-        for sample in samples or [empty_sample(episode)]
+        for sample in samples or [empty_sample(episode.episode_id)]
     ]
 
 

@@ -30,7 +30,6 @@ from ajet.backbone.training_settings import correction_settings, loss_settings, 
 from ajet.trainer.loss import EdgeTensors, LossSettings, policy_loss
 
 VENDORS = ("nvidia", "amd")
-"""The vendors of devices that verl calls `cuda`."""
 METRICS = {"policy/sum": "pg_loss", "kl/sum": "kl_loss", "clip_fraction/sum": "clip_fraction", "ratio/sum": "ratio",
            "weight/sum": "weight"}  # fmt: skip
 """Our sums, and the names under which verl reports them: `from_verl` divides by the weights."""
