@@ -10,7 +10,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ajet.backbone.ray.verl.config import CPU_ROLLOUT
+from ajet.backbone.ray.verl.config import CPU_ROLLOUT, VERSIONS
 from ajet.backbone.ray.watcher import first_line
 from ajet.context_tracker import Renderer
 from ajet.engine.base import OnTokens
@@ -64,10 +64,6 @@ class RayEngine:
 
     async def aclose(self) -> None:
         """The servers aren't ours to end."""
-
-
-VERSIONS = "ajet_versions"
-"""In the `extra_fields` of what a server or its client returns: [(index of first token, version), …]."""
 
 
 class ServerKind(StrEnum):

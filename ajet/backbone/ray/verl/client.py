@@ -12,7 +12,7 @@ from typing import Any
 
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 
-from ajet.backbone.ray.engine import VERSIONS
+from ajet.backbone.ray.verl.config import VERSIONS
 
 _pieces: ContextVar[list[tuple[int, Any]]] = ContextVar("_pieces")
 

@@ -78,6 +78,8 @@ OURS = (
 goes on would keep the records of steps that verl runs again."""
 CPU_ROLLOUT = "ajet_torch"
 """Name under which the plugin registers the embedded engine as a rollout server (CPU only)."""
+VERSIONS = "ajet_versions"
+"""In the `extra_fields` of what a server or its client returns: [(index of first token, version), …]."""
 LEAST_KEPT = 2
 """Checkpoints: asked for one, verl removes the old one before its file names the new one, and a kill between leaves
 none to go on from."""

@@ -24,8 +24,7 @@ import torch
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
-from ajet.backbone.ray.engine import VERSIONS
-from ajet.backbone.ray.verl.config import CPU_ROLLOUT
+from ajet.backbone.ray.verl.config import CPU_ROLLOUT, VERSIONS
 from ajet.engine.model_source import ModelSource
 from ajet.engine.torch import TorchEngine, TorchEngineSettings
 from ajet.schema.chat import GenerateRequest, Sampling

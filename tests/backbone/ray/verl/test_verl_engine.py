@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.ray.engine import VERSIONS, ServerEngine, ServerKind
+from ajet.backbone.ray.engine import ServerEngine, ServerKind
+from ajet.backbone.ray.verl.config import VERSIONS
 from ajet.engine.base import Engine
 from ajet.schema.chat import GenerateRequest, Sampling
 from ajet.schema.errors import EngineError, GenerationTimeoutError

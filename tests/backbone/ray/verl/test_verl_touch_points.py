@@ -92,8 +92,8 @@ def test_a_reply_that_was_stopped_says_which_weights_sampled_which_token() -> No
     from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
     from verl.workers.rollout.replica import TokenOutput
 
-    from ajet.backbone.ray.engine import VERSIONS
     from ajet.backbone.ray.verl.client import VersionsClient, with_versions
+    from ajet.backbone.ray.verl.config import VERSIONS
 
     pieces = [([5, 6], "aborted", 3), ([], "aborted", 3), ([7], "aborted", 4), ([8, 2], "completed", 5)]
     asked: list[dict[str, Any]] = []
