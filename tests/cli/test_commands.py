@@ -73,23 +73,6 @@ def test_a_new_project_runs_as_it_is(project: Path) -> None:
     assert (project / "saved_experiments" / "my-agent-debug" / "episodes.sqlite").exists()
 
 
-@pytest.mark.parametrize("name", ["1st", "a b", "x.y", "-"])
-def test_names_that_can_not_be(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, _, error = run(capsys, "init", name)
-    assert code == 2
-    assert "can't be a project's name" in error
-    assert not list(tmp_path.iterdir())
-
-
-def test_nothing_is_overwritten(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, error = run(capsys, "init", str(project))
-    assert code == 2
-    assert "already exists" in error
-
-
 def test_validate_names_what_is_wrong_beyond_the_config(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workflow = (project / "workflow.py").read_text()
     (project / "other.py").write_text(workflow.replace("class MyWorkflow(", "class YourWorkflow("))
