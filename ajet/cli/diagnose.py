@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.cli.runs import wrapped
 from ajet.schema.errors import EXIT_FAILED, UserError
 from ajet.schema.printable import counted, printable
 from ajet.system.command_line import CommandParser
@@ -17,8 +16,6 @@ from ajet.system.command_line import CommandParser
 if TYPE_CHECKING:
     from ajet.observe.run_evidence import RunFinding
     from ajet.observe.viewer import Experiment
-
-WIDTH = 100
 
 
 def run(argv: Sequence[str]) -> int:
@@ -83,14 +80,7 @@ def _show(experiment: Experiment, given: Path, seen: str, found: list[RunFinding
 
 
 def _lines(text: str) -> None:
-    wrapped = textwrap.TextWrapper(
-        min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns),
-        initial_indent=" " * 7,
-        subsequent_indent=" " * 9,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    print(wrapped.fill(" ".join(printable(text).split())))
+    print("\n".join(wrapped(printable(text), 7)))
 
 
 def _value(value: Any) -> str:

@@ -10,16 +10,15 @@ import asyncio
 import inspect
 import json
 import sys
-import textwrap
 import time
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ajet.cli.runs import wrapped
 from ajet.cli.targets import options_of
 from ajet.schema.errors import UserError
 from ajet.schema.printable import printable
@@ -349,8 +348,6 @@ async def _only_model(address: str) -> str:
 
 # ---------------------------------------------------------------- the tools that there are
 
-WIDTH = 100
-
 
 def tools(argv: Sequence[str]) -> int:
     """`ajet tools`: the tools that agents can be given, with descriptions and schemas."""
@@ -379,15 +376,10 @@ def tools(argv: Sequence[str]) -> int:
 def _shown(function: dict[str, Any]) -> str:
     from ajet.agents.tools import type_of
 
-    lines = [function["name"], *_wrapped(function["description"], "  ")]
+    lines = [function["name"], *wrapped(function["description"], 2)]
     properties: dict[str, Any] = function["parameters"].get("properties", {})
     required = function["parameters"].get("required", [])
     for name, schema in properties.items():
         optional = "" if name in required else ", optional"
-        lines += _wrapped(f"{name} ({type_of(schema)}{optional}): {schema.get('description', '')}".rstrip(": "), "    ")
+        lines += wrapped(f"{name} ({type_of(schema)}{optional}): {schema.get('description', '')}".rstrip(": "), 4)
     return "\n".join(lines)
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    width = min(WIDTH, get_terminal_size((WIDTH, 24)).columns)
-    return textwrap.wrap(" ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent + "  ")

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,8 @@ from ajet.schema.errors import UserError
 from ajet.schema.printable import printable
 from ajet.system.command_line import CommandParser
 
+WIDTH = 100
+"""Longer lines of prose are hard to read."""
 GAP = "  "
 LEAST = 8
 """Columns are cut no shorter than this."""
@@ -66,6 +69,16 @@ def print_table(
             code = "1" if number == 0 else COLOURS.get(row[index])
             cells.append(f"\033[{code}m{padded}\033[0m" if colour and code else padded)
         print(GAP.join(cells).rstrip())
+
+
+def wrapped(text: str, indent: int) -> list[str]:
+    """The text in lines that fit the terminal, and at most `WIDTH`. All but the first are indented by two more."""
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    first, further = " " * indent, " " * (indent + 2)
+    line = " ".join(text.split())
+    return textwrap.wrap(
+        line, width, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _print_blocks(table: Sequence[Sequence[str]]) -> None:

@@ -63,12 +63,13 @@ class AgentJetJob:
     def set_workflow(self, workflow: type[Any] | str) -> None:
         """The workflow: a class in a file, or `module->Class`."""
         if not isinstance(workflow, str):
-            file = _file_of(workflow)
-            if file is None:
+            try:
+                file = Path(inspect.getfile(workflow)).resolve()
+            except (OSError, TypeError):  # of a notebook, or a prompt
                 raise ConfigError(
                     f"{workflow.__name__} is defined in no file: write it to one, so that runs can load it"
-                )
-            workflow = f"{file.resolve()}->{workflow.__qualname__}"
+                ) from None
+            workflow = f"{file}->{workflow.__qualname__}"
         self._set("rollout.user_workflow", workflow)
 
     def set_data(self, type: str, dataset_path: str, **options: Any) -> None:
@@ -109,14 +110,6 @@ class AgentJetJob:
                 place[group] = Block()
             place = place[group]
         place[last] = value
-
-
-def _file_of(workflow: type[Any]) -> Path | None:
-    """The file that defines a class; None for one from a notebook or a prompt."""
-    try:
-        return Path(inspect.getfile(workflow))
-    except (OSError, TypeError):
-        return None
 
 
 def _plain(value: Any) -> Any:
