@@ -10,11 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
 
-from ajet.observe.viewer.library import Library
-from ajet.observe.viewer.pages import Access
-from ajet.observe.viewer.serve import create_app
+from support.pages_of_viewer import signed_in
 
 CANARY = "canary3f9a1c77d2"
 PLACES = (
@@ -122,9 +119,7 @@ def test_no_canary_is_written_printed_or_served(tmp_path: Path) -> None:
     for file in tmp_path.glob("*"):
         if file.is_file() and file.name not in ("run.yaml", "workflow.py", "tasks.jsonl"):
             shown[file.name] = file.read_bytes()
-    access = Access()
-    visitor = TestClient(create_app(Library(tmp_path / "saved_experiments"), access), base_url="http://127.0.0.1")
-    visitor.get(f"/?token={access.token}")
+    visitor = signed_in(tmp_path / "saved_experiments")
     root = "/api/x/planted-debug"
     episodes = sqlite3.connect(folder / "episodes.sqlite").execute("SELECT episode_id FROM episode").fetchall()
     assert len(episodes) == 2

@@ -6,8 +6,19 @@ import threading
 from pathlib import Path
 
 from playwright.sync_api import Page
+from starlette.testclient import TestClient
 
-from ajet.observe.viewer.serve import Viewer
+from ajet.observe.viewer.library import Library
+from ajet.observe.viewer.pages import Access
+from ajet.observe.viewer.serve import Viewer, create_app
+
+
+def signed_in(root: Path, *, trajectories: Path | None = None, base: str = "http://127.0.0.1") -> TestClient:
+    """A visitor of these experiments who has opened the link. Pages that lead elsewhere are not followed."""
+    access = Access()
+    visitor = TestClient(create_app(Library(root, trajectories), access), base_url=base, follow_redirects=False)
+    visitor.get(f"/?token={access.token}")
+    return visitor
 
 
 def start(root: Path) -> Viewer:

@@ -15,6 +15,7 @@ from ajet.observe.viewer.library import Experiment, Library
 from ajet.observe.viewer.pages import Access
 from ajet.observe.viewer.serve import create_app
 from ajet.schema.task import Task
+from support.pages_of_viewer import signed_in
 from support.synthetic_run import Vocabulary, math_episode
 
 LOCAL = "http://127.0.0.1"
@@ -68,9 +69,7 @@ def test_metrics_of_a_run_with_any_name_can_be_downloaded(tmp_path: Path) -> Non
     for name in ("math agent", "数学"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "return/mean": 0.5}\n')
-    access = Access()
-    visitor = client(tmp_path, access)
-    visitor.get(f"/?token={access.token}")
+    visitor = signed_in(tmp_path)
     for name, said in (("math agent", 'filename="math_agent_metrics.csv"'), ("数学", "filename*=UTF-8''%E6%95%B0")):
         answer = visitor.get(f"/api/x/{name}/metrics.csv")
         assert answer.text.splitlines() == ["step,return/mean", "1,0.5"]
@@ -83,9 +82,7 @@ def test_separators_of_lines_within_a_message_lose_no_line_of_the_log(tmp_path: 
 
 
 def test_every_answer_forbids_scripts_from_elsewhere(experiments: Path) -> None:
-    access = Access()
-    visitor = client(experiments, access)
-    visitor.get(f"/?token={access.token}")
+    visitor = signed_in(experiments)
     paths = ("/", "/x/math-agent", "/x/nothing", "/api/experiments", "/static/run.js", "/static/none", "/login")
     for path in paths:
         headers = visitor.get(path).headers
@@ -95,24 +92,14 @@ def test_every_answer_forbids_scripts_from_elsewhere(experiments: Path) -> None:
         assert "access-control-allow-origin" not in headers
 
 
-def test_other_names_of_this_machine_are_refused(experiments: Path) -> None:
-    access = Access()
-    visitor = client(experiments, access, "http://rebound.example")
-    assert visitor.get(f"/?token={access.token}").status_code == 421
-
-
 def test_no_way_out_of_the_folder(experiments: Path) -> None:
-    access = Access()
-    visitor = client(experiments, access)
-    visitor.get(f"/?token={access.token}")
+    visitor = signed_in(experiments)
     for path in ("/x/%2e%2e/about", "/api/x/%2e%2e%2f/metrics", "/static/../app.py", "/static/%2e%2e/app.py"):
         assert visitor.get(path).status_code in (303, 404), path
 
 
 def test_bad_queries_say_what_is_wrong(experiments: Path) -> None:
-    access = Access()
-    visitor = client(experiments, access)
-    visitor.get(f"/?token={access.token}")
+    visitor = signed_in(experiments)
     for query in ("step_min=x", "sort=reward;drop", "success=maybe", "reward_max=nan", "offset=1e400"):
         answer = visitor.get(f"/api/x/math-agent/episodes?{query}")
         assert answer.status_code == 400 and query.split("=")[0] in answer.json()["error"]
@@ -139,9 +126,7 @@ def test_success_is_what_the_metrics_count(tmp_path: Path) -> None:
         episode.reward, episode.is_success = reward, success
         recorder.record(episode, 1)
     recorder.close()
-    access = Access()
-    visitor = client(tmp_path, access)
-    visitor.get(f"/?token={access.token}")
+    visitor = signed_in(tmp_path)
     found = {
         said: {row["repeat"] for row in visitor.get(f"/api/x/quiet/episodes?success={said}").json()["rows"]}
         for said in ("yes", "no")
@@ -154,9 +139,7 @@ def test_success_is_what_the_metrics_count(tmp_path: Path) -> None:
 
 
 def test_a_page_that_is_not_there_leads_back(experiments: Path) -> None:
-    access = Access()
-    visitor = client(experiments, access)
-    visitor.get(f"/?token={access.token}")
+    visitor = signed_in(experiments)
     missing = visitor.get("/x/math-agent/nonsense")
     assert missing.status_code == 404 and "There is no such page" in missing.text
     assert 'href="/x/math-agent">Back to math-agent' in missing.text and 'href="/"' in missing.text
@@ -180,9 +163,7 @@ def test_runs_that_were_scored_differently_are_compared_with_a_warning(tmp_path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").touch()
         (tmp_path / name / "environment.json").write_text(json.dumps({"judge": judge}))
-    access = Access()
-    visitor = client(tmp_path, access)
-    visitor.get(f"/?token={access.token}")
+    visitor = signed_in(tmp_path)
     assert "scored differently" in (page := visitor.get("/compare?runs=a,b").text) and "exact rules alone" in page
     assert "scored differently" not in visitor.get("/compare?runs=b,c").text
 
@@ -195,9 +176,7 @@ def test_numbers_that_a_browser_would_round_are_shown_in_full(tmp_path: Path) ->
     task = Task(task_id=episode.task_id, main_query="?", metadata={"answer": 3**90})
     assert recorder.record(episode, 1, task=task).result()
     recorder.close()
-    access = Access()
-    visitor = client(tmp_path, access)
-    visitor.get(f"/?token={access.token}")
+    visitor = signed_in(tmp_path)
     shown = visitor.get(f"/api/x/sums/episode/{episode.episode_id}").json()["episode"]
     assert shown["metadata"] == {"said": [2**53 - 1, str(2**53 + 1)]}
     (row,) = visitor.get("/api/x/sums/tasks").json()["rows"]
@@ -216,9 +195,7 @@ def test_how_the_judge_graded_is_shown(tmp_path: Path) -> None:
     recorder.record(episode, 1)
     recorder.close()
     (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, **episode_metrics([episode])}) + "\n")
-    access = Access()
-    visitor = client(tmp_path, access)
-    visitor.get(f"/?token={access.token}")
+    visitor = signed_in(tmp_path)
     about = visitor.get("/x/graded/about").text
     assert "Rubrics of the judge" in about and "&lt;b&gt;Be right." in about and "<b>Be right" not in about
     shown = visitor.get(f"/api/x/graded/episode/{episode.episode_id}").json()["episode"]

@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.viewer.candidates import PromptHistory
-from ajet.observe.viewer.library import Library
-from ajet.observe.viewer.pages import Access
-from ajet.observe.viewer.serve import create_app
+from support.pages_of_viewer import signed_in
 from support.synthetic_search import TASKS, write_search
 
 
@@ -135,10 +132,8 @@ def test_without_a_history_there_is_nothing_to_tell_and_no_error(tmp_path: Path)
 
 
 def test_the_page_is_offered_where_prompts_were_tuned(searched: Path, experiments: Path) -> None:
-    access = Access()
     for root, name, offered in ((searched.parent, "searched-prompt", True), (experiments, "math-agent", False)):
-        visitor = TestClient(create_app(Library(root), access), base_url="http://127.0.0.1")
-        visitor.get(f"/?token={access.token}")
+        visitor = signed_in(root)
         assert (f"/x/{name}/candidates" in visitor.get(f"/x/{name}").text) is offered
         assert visitor.get(f"/x/{name}/candidates").status_code == 200
         answer = visitor.get(f"/api/x/{name}/candidates").json()

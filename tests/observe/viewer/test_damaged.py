@@ -8,20 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
 
 from ajet.cli.runs import run as runs
-from ajet.observe.viewer.library import Experiment, Library
-from ajet.observe.viewer.pages import Access
-from ajet.observe.viewer.serve import create_app
+from ajet.observe.viewer.library import Experiment
 from ajet.schema.errors import UserError
-
-
-def sign_in(root: Path) -> TestClient:
-    access = Access()
-    visitor = TestClient(create_app(Library(root), access), base_url="http://127.0.0.1")
-    visitor.get(f"/?token={access.token}")
-    return visitor
+from support.pages_of_viewer import signed_in
 
 
 def overwrite(name: str, text: str) -> Callable[[Path], None]:
@@ -69,7 +60,7 @@ def test_the_others_are_still_listed(
         shutil.copytree(experiments / name, tmp_path / name)
     damage, reason = DAMAGES[kind]
     damage(tmp_path / "math-agent")
-    visitor = sign_in(tmp_path)
+    visitor = signed_in(tmp_path)
     rows = {row["name"]: row for row in visitor.get("/api/experiments").json()}
     assert set(rows) == {"math-agent", "math-agent-rloo"}
     whole = rows["math-agent-rloo"]
@@ -86,12 +77,12 @@ def test_the_others_are_still_listed(
 def test_rewards_of_the_others_are_still_compared(experiments: Path, tmp_path: Path) -> None:
     for name in ("math-agent", "math-agent-rloo"):
         shutil.copytree(experiments / name, tmp_path / name)
-    visitor = sign_in(tmp_path)
+    visitor = signed_in(tmp_path)
     both = visitor.get("/api/rewards?runs=math-agent,math-agent-rloo").json()
     bins = {name: run["bins"] for name, run in both["runs"].items()}
     assert bins["math-agent"] == bins["math-agent-rloo"] and not both["problems"]
     overwrite("episodes.sqlite", "not a database " * 80)(tmp_path / "math-agent")
-    found = sign_in(tmp_path).get("/api/rewards?runs=math-agent,math-agent-rloo").json()
+    found = signed_in(tmp_path).get("/api/rewards?runs=math-agent,math-agent-rloo").json()
     assert found["runs"]["math-agent"]["steps"] == [] and found["runs"]["math-agent-rloo"]["steps"]
     assert len(found["problems"]) == 1 and "math-agent/episodes.sqlite" in found["problems"][0]
     assert visitor.get("/api/rewards?runs=nobody").status_code == 404
@@ -101,7 +92,7 @@ def test_what_can_be_read_is_shown(experiments: Path, tmp_path: Path) -> None:
     shutil.copytree(experiments / "math-agent", tmp_path / "math-agent")
     with (tmp_path / "math-agent" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 21, "reward/me\n{"step": 22, "reward/mean": 0.5}\n')
-    columns = sign_in(tmp_path).get("/api/x/math-agent/metrics").json()
+    columns = signed_in(tmp_path).get("/api/x/math-agent/metrics").json()
     assert columns["steps"][-1] == 22 and "metrics.jsonl, line 21" in columns["problem"]
 
 
@@ -114,7 +105,7 @@ def test_a_damaged_episode_fails_alone(experiments: Path, tmp_path: Path) -> Non
         others = "WHERE task_id NOT IN (SELECT task_id FROM episode WHERE id < 3)"
         (task,) = connection.execute(f"SELECT task_id FROM task_record {others}").fetchone()
         connection.execute(f"UPDATE task_record SET data = x'00ff' {others}")
-    visitor = sign_in(tmp_path)
+    visitor = signed_in(tmp_path)
     answer = visitor.get(f"/api/x/math-agent/episode/{first}")
     assert answer.status_code == 500 and f"episode '{first}': the episode record is damaged" in answer.json()["error"]
     assert visitor.get(f"/api/x/math-agent/episode/{second}").status_code == 200
@@ -134,7 +125,7 @@ def test_values_of_another_kind_are_left_out(tmp_path: Path, capsys: pytest.Capt
     assert "good" in capsys.readouterr().out
     row = Experiment(folder).summary()
     assert (row["model"], row["backbone"], row["algorithm"], row["step"]) == ("", "", "", 1)
-    assert sign_in(tmp_path).get("/api/x/odd/overview").status_code == 200
+    assert signed_in(tmp_path).get("/api/x/odd/overview").status_code == 200
 
 
 def test_a_link_costs_the_page_about_a_run_no_more_than_itself(tmp_path: Path) -> None:
@@ -144,7 +135,7 @@ def test_a_link_costs_the_page_about_a_run_no_more_than_itself(tmp_path: Path) -
     (folder / "config.resolved.yaml").write_text("ajet: {experiment_name: shown}\n")
     (tmp_path / "elsewhere").write_text("secret")
     (folder / "config.yaml").symlink_to(tmp_path / "elsewhere")
-    page = sign_in(tmp_path).get("/x/run/about")
+    page = signed_in(tmp_path).get("/x/run/about")
     assert page.status_code == 200 and "experiment_name: shown" in page.text
     assert "config.yaml can&#39;t be read" in page.text and "secret" not in page.text.replace("secrets masked", "")
 
@@ -166,10 +157,10 @@ def test_compared_runs_are_shown_without_what_cannot_be_read(experiments: Path, 
     for name in ("math-agent", "math-agent-rloo"):
         shutil.copytree(experiments / name, tmp_path / name)
     compared = "/compare?runs=math-agent,math-agent-rloo"
-    assert "1 configuration key differs" in sign_in(tmp_path).get(compared).text
+    assert "1 configuration key differs" in signed_in(tmp_path).get(compared).text
     overwrite("config.resolved.yaml", "ajet: [unclosed")(tmp_path / "math-agent")
     overwrite("environment.json", "{")(tmp_path / "math-agent-rloo")
-    answer = sign_in(tmp_path).get(compared)
+    answer = signed_in(tmp_path).get(compared)
     assert answer.status_code == 200 and 'data-runs="math-agent,math-agent-rloo"' in answer.text
     assert answer.text.count("config.resolved.yaml:2: not YAML") == 1 and "environment.json is not JSON" in answer.text
     assert "onfiguration" not in answer.text.replace("config.resolved.yaml", ""), "it isn't known what differs"
@@ -178,4 +169,4 @@ def test_compared_runs_are_shown_without_what_cannot_be_read(experiments: Path, 
 def test_a_config_of_another_shape_costs_no_tasks(experiments: Path, tmp_path: Path) -> None:
     shutil.copytree(experiments / "math-agent", tmp_path / "math-agent")
     overwrite("config.resolved.yaml", "ajet: 3")(tmp_path / "math-agent")
-    assert sign_in(tmp_path).get("/api/x/math-agent/tasks").json()["total"] == 60
+    assert signed_in(tmp_path).get("/api/x/math-agent/tasks").json()["total"] == 60

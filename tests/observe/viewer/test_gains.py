@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
 
 from ajet.observe.viewer import Experiment, run_gains
-from ajet.observe.viewer.library import Library
-from ajet.observe.viewer.pages import Access
-from ajet.observe.viewer.serve import create_app
+from support.pages_of_viewer import signed_in
 from support.synthetic_run import write_validations
 
 
@@ -39,9 +36,6 @@ def test_of_an_attempt_that_was_played_again_the_newest_counts(tmp_path: Path) -
 
 
 def test_the_page_shows_the_table(runs: Path) -> None:
-    access = Access()
-    visitor = TestClient(create_app(Library(runs), access), base_url="http://127.0.0.1")
-    visitor.get(f"/?token={access.token}")
-    page = visitor.get("/compare?runs=one,two,three").text
+    page = signed_in(runs).get("/compare?runs=one,two,three").text
     assert "two against one" in page and "+0.667" in page and "(1 not shared)" in page
     assert "no validation task in common" in page

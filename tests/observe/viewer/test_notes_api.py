@@ -13,6 +13,7 @@ from ajet.observe.viewer.library import Library
 from ajet.observe.viewer.pages import Access
 from ajet.observe.viewer.serve import create_app
 from support.full_disk import files_up_to
+from support.pages_of_viewer import signed_in
 
 BASE = "http://127.0.0.1:8642"
 NOTES = "/api/x/math-agent/notes"
@@ -24,10 +25,7 @@ def folder(experiments: Path, tmp_path: Path) -> Path:
 
 
 def sign_in(folder: Path, trajectories: Path | None = None) -> TestClient:
-    access = Access()
-    visitor = TestClient(create_app(Library(folder.parent, trajectories), access), base_url=BASE)
-    visitor.get(f"/?token={access.token}")
-    return visitor
+    return signed_in(folder.parent, trajectories=trajectories, base=BASE)
 
 
 def an_episode(visitor: TestClient) -> str:
