@@ -22,7 +22,7 @@ from ajet.observe.experiment import JUDGE, is_running, read_environment
 from ajet.observe.metrics import flatten
 from ajet.observe.progress_state import USED, RunningTotal
 from ajet.observe.run_evidence import Figures, RunEvidence, value_at
-from ajet.observe.run_files import Note, Notes, open_regular, read_events, read_regular, unreadable_lines
+from ajet.observe.run_files import Note, Notes, open_regular, read_events, read_regular, unreadable_lines, whole_record
 from ajet.observe.statistics import Gain
 from ajet.observe.viewer.candidates import PromptHistory
 from ajet.observe.viewer.series import MetricsReader, Shown
@@ -207,7 +207,8 @@ class Experiment:
         with open_regular(file) as stream:
             stream.seek(max(0, file.stat().st_size - _LOG_TAIL_BYTES))
             lines = stream.read().decode("utf-8", "replace").split("\n")
-        return [_log_record(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        records = [line for line in lines if line.startswith("{") and line.endswith("}")]
+        return [whole_record(f"{line}\n") or {"level": "damaged", "message": line} for line in records]
 
     def evidence(self, figures: Figures, reading: Reading) -> RunEvidence:
         """What the rules of `diagnosis` read. What can't be read is left out, and named in `reading`."""
@@ -405,15 +406,6 @@ def _touched(path: Path) -> float:
 
 def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _log_record(line: str) -> dict[str, Any]:
-    """A line of the log; one that is damaged as it stands."""
-    try:
-        record: dict[str, Any] = json.loads(line)
-        return record
-    except (ValueError, RecursionError):
-        return {"level": "damaged", "message": line}
 
 
 def _thin(values: list[float]) -> list[float]:
