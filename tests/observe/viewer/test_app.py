@@ -25,17 +25,6 @@ def client(root: Path, access: Access, base: str = LOCAL) -> TestClient:
     return TestClient(create_app(Library(root), access), base_url=base, follow_redirects=False)
 
 
-def test_token_once_then_cookie(experiments: Path) -> None:
-    access = Access()
-    visitor = client(experiments, access)
-    assert visitor.get("/").status_code == 303 and visitor.get("/api/experiments").status_code == 401
-    assert visitor.get("/?token=wrong").headers["location"] == "/login?wrong=1"
-    first = visitor.get(f"/x/math-agent?token={access.token}&smooth=0.5")
-    assert first.headers["location"] == "/x/math-agent?smooth=0.5", "the token does not stay in the address"
-    assert "HttpOnly" in first.headers["set-cookie"] and "samesite=lax" in first.headers["set-cookie"].lower()
-    assert visitor.get("/api/experiments").status_code == 200
-
-
 def test_a_link_without_cookie_leads_through_the_login_back_to_it(experiments: Path) -> None:
     access = Access(password="long enough", hosts=())
     visitor = client(experiments, access, "http://machine:8642")
@@ -46,9 +35,6 @@ def test_a_link_without_cookie_leads_through_the_login_back_to_it(experiments: P
     assert again.status_code == 401 and f'name="next" value="{wanted}"' in again.text, "where to is kept"
     assert visitor.post("/login", data={"secret": "long enough", "next": wanted}).headers["location"] == wanted
     assert visitor.get(wanted).status_code == 200
-    for outside in ("https://elsewhere.example/", "//elsewhere.example", "/\\elsewhere.example"):
-        answer = visitor.post("/login", data={"secret": "long enough", "next": outside})
-        assert answer.headers["location"] == "/"
 
 
 def test_a_run_is_shown_under_the_name_of_its_folder_or_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,10 @@ def test_the_token_is_exchanged_for_a_cookie_and_leaves_the_address() -> None:
     visitor = client(access)
     assert visitor.get("/page").headers["location"] == "/login?next=%2Fpage"
     assert visitor.get("/api/data").status_code == 401
+    assert visitor.get("/page?token=wrong").headers["location"] == "/login?wrong=1"
     first = visitor.get(f"/page?a=1&token={access.token}")
     assert first.status_code == 303 and first.headers["location"] == "/page?a=1"
+    assert "HttpOnly" in first.headers["set-cookie"] and "samesite=lax" in first.headers["set-cookie"].lower()
     assert visitor.get("/page").text == visitor.get("/api/data").text == "ok"
     stranger = client(Access())
     stranger.cookies.set(access.cookie, access.cookie_value)
