@@ -11,8 +11,9 @@ from ajet.context_tracker import TrackerSettings
 from ajet.schema.chat import Completion
 from ajet.schema.errors import EngineOverloadedError
 from support.gateway_parts import place
-from support.raw_http import read_reply, request_bytes, until
+from support.raw_http import read_reply, request_bytes
 from support.session_parts import LineEngine, count, replied
+from support.waiting import until
 
 CHAT = "/v1/chat/completions"
 EXPECTED = {"good": 200, "reset": 502, "timeout": 504, "bug": 502, "nan": 502, "short": 502, "abort": 502, "busy": 429}

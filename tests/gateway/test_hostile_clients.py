@@ -19,8 +19,9 @@ from ajet.gateway.endpoints import POST
 from ajet.gateway.protocol import agent_key
 from ajet.system.http_messages import HttpLimits, KeyRing, narrow
 from support.gateway_parts import place, post
-from support.raw_http import read_reply, request_bytes, send, until
+from support.raw_http import read_reply, request_bytes, send
 from support.session_parts import USER, LineEngine, aborted, replied
+from support.waiting import until
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": USER}

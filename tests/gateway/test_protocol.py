@@ -19,8 +19,8 @@ from ajet.gateway.openai_chat import chat_body
 from ajet.gateway.protocol import BadField, json_body
 from ajet.system.http_messages import MAX_DEPTH
 from support.gateway_parts import place, post
-from support.raw_http import until
 from support.session_parts import CALL, TOOLS, USER, LineEngine, count
+from support.waiting import until
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": USER}

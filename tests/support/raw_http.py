@@ -45,10 +45,3 @@ async def send(port: int, data: bytes) -> Reply:
         return await asyncio.wait_for(read_reply(reader), 10)
     finally:
         writer.close()
-
-
-async def until(condition: Any, timeout: float = 10.0) -> None:
-    """Wait until `condition()` holds."""
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -28,13 +27,6 @@ def tokenizer() -> Any:
 @cache
 def renderer() -> Renderer:
     return Renderer(tokenizer())
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until the condition holds."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def count(text: str) -> int:

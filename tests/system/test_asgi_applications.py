@@ -17,7 +17,8 @@ from starlette.routing import Route
 
 from ajet.system.http_messages import Answer, HttpLimits, HttpRequest
 from ajet.system.http_server import HttpServer
-from support.raw_http import read_reply, request_bytes, send, until
+from support.raw_http import read_reply, request_bytes, send
+from support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -24,7 +24,8 @@ from ajet.system.http_messages import (
     json_answer,
 )
 from ajet.system.http_server import AddressError, HttpServer, listen
-from support.raw_http import read_reply, request_bytes, send, until
+from support.raw_http import read_reply, request_bytes, send
+from support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

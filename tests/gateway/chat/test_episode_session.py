@@ -24,18 +24,8 @@ from ajet.schema.errors import (
     SessionClosedError,
     TooManyStepsError,
 )
-from support.session_parts import (
-    CALL,
-    TOOLS,
-    USER,
-    LineEngine,
-    aborted,
-    new_session,
-    renderer,
-    replied,
-    tokenizer,
-    until,
-)
+from support.session_parts import CALL, TOOLS, USER, LineEngine, aborted, new_session, renderer, replied, tokenizer
+from support.waiting import until
 
 
 def test_a_reply_is_parsed_and_recorded() -> None:

@@ -22,7 +22,8 @@ from ajet.observe.tracing.recording import Recording, record_spans
 from ajet.schema.errors import ConfigError, EngineOverloadedError, RewardError
 from ajet.task_runner.tuner import AjetTuner, HelperModel, connection
 from ajet.task_runner.tuner.clients import TunedOpenAI
-from support.session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied, until
+from support.session_parts import CALL, CONFIG, TOOLS, USER, LineEngine, aborted, count, new_session, replied
+from support.waiting import until
 
 
 def in_workflow(
