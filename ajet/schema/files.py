@@ -29,8 +29,8 @@ def write_whole(path: Path, text: str, *, durable: bool = False) -> None:
                 os.fsync(file.fileno())
         scratch.replace(path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk names none
-        raise
+        # a full disk names no file, and all else the scratch file
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         scratch.unlink(missing_ok=True)
     if durable:

@@ -22,13 +22,16 @@ def test_a_file_is_written_whole_and_its_folder_made(tmp_path: Path, durable: bo
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_full_disk_is_named_and_leaves_the_file_before(tmp_path: Path) -> None:
+def test_what_can_not_be_written_is_named_and_leaves_the_file_before(tmp_path: Path) -> None:
     file = tmp_path / "file.txt"
     write_whole(file, "before")
     with files_up_to(100), pytest.raises(OSError, match=r"File too large: .*file\.txt"):
         write_whole(file, "x" * 1000)
     assert file.read_text() == "before"
     assert list(tmp_path.iterdir()) == [file]
+    with pytest.raises(IsADirectoryError) as refused:
+        write_whole(tmp_path, "x")
+    assert str(refused.value) == f"[Errno 21] Is a directory: '{tmp_path}'"
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
