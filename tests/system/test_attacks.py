@@ -102,21 +102,6 @@ LONG = b"content-length: 5000\r\n\r\n"
 HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n".encode()
 
 
-def test_endless_trailers(target: Target) -> None:
-    async def one(number: int) -> None:
-        path = b"/healthz" if number % 2 else CHAT.encode()
-        head = b"GET %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n" % path
-        _, writer = await asyncio.open_connection("127.0.0.1", target.port)
-        writer.write(head)
-        for _ in range(2000):
-            writer.write(b"x: " + b"y" * 4000 + b"\r\n")
-            await writer.drain()
-            await asyncio.sleep(0)
-        writer.transport.abort()
-
-    attack(target, 8, one)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
