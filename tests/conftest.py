@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def anyio_backend() -> str:
     """Where a module says `pytestmark = pytest.mark.anyio`, its coroutines are tests too, on a loop each."""
     return "asyncio"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """2 MB of disk."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,7 +9,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import wait
 from pathlib import Path
 
@@ -26,18 +25,6 @@ from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
 from ajet.observe.run_files import read_events
 from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Ledger
 from ajet.trainer.checkpoint import CheckpointFolder
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """2 MB of disk."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("needs the right to mount")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
 
 
 def fill(disk: Path) -> Path:

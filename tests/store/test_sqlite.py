@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -167,18 +166,6 @@ async def test_a_store_that_is_being_closed_ends_what_it_took_and_refuses_the_re
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             assert not isinstance(answer, BaseException) or isinstance(answer, StoreUnavailableError)
         assert len(await taken) == 1
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """2 MB of disk."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("needs the right to mount")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
 
 
 async def test_a_full_disk_loses_nothing_that_was_acknowledged(small_disk: Path) -> None:
