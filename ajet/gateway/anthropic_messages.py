@@ -8,8 +8,18 @@ from typing import Any, Literal
 
 from ajet.gateway import protocol
 from ajet.gateway.chat import CallPiece, ReplyDelta
-from ajet.gateway.openai_chat import MAX_STOPS, read_tool_choice, unreadable_call
-from ajet.gateway.protocol import BadField, Caller, Event, ReplyStream, of_type, read_model, refuse_unsupported
+from ajet.gateway.protocol import (
+    MAX_STOPS,
+    BadField,
+    Caller,
+    Event,
+    ReplyStream,
+    of_type,
+    read_model,
+    read_tool_choice,
+    refuse_unsupported,
+    unreadable_call,
+)
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Sampling, Tool
 from ajet.schema.errors import ModelCallError, UnsupportedContentError
 from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event

@@ -14,8 +14,7 @@ import msgspec
 
 from ajet.gateway import protocol
 from ajet.gateway.anthropic_messages import count_tokens, messages
-from ajet.gateway.openai_chat import chat_completions
-from ajet.gateway.openai_completions import completions
+from ajet.gateway.openai_completions import chat_completions, completions
 from ajet.gateway.openai_responses import responses
 from ajet.gateway.protocol import MODEL_PREFIX, BadField, Caller, KeyScopeError, json_body, read_model
 from ajet.observe.otlp import MAX_BYTES, MAX_SPANS, Rejected, receive

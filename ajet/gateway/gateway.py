@@ -36,7 +36,7 @@ from ajet.gateway.endpoints import (
     model,
     traces,
 )
-from ajet.gateway.openai_chat import chat_body, openai_error_body
+from ajet.gateway.openai_completions import chat_body, openai_error_body
 from ajet.gateway.protocol import (
     AGENT_HEADER,
     MODEL_PREFIX,

@@ -9,8 +9,8 @@ from itertools import count
 from typing import Any
 
 from ajet.gateway.chat import CallPiece, EpisodeSession, ReplyDelta
-from ajet.gateway.openai_chat import logprobs_of, unreadable_call
-from ajet.gateway.protocol import Caller, Event, ReplyStream
+from ajet.gateway.openai_completions import logprobs_of
+from ajet.gateway.protocol import Caller, Event, ReplyStream, unreadable_call
 from ajet.gateway.responses_items import (
     Item,
     ResponseCall,

@@ -9,10 +9,10 @@ import asyncio
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from ajet.gateway.chat import EpisodeSession, ReplyDelta
-from ajet.schema.chat import DEFAULT_AGENT, ChatReply, ChatRequest
+from ajet.schema.chat import DEFAULT_AGENT, ChatReply, ChatRequest, Sampling, Tool
 from ajet.schema.errors import InvalidRequestError, ModelCallError
 from ajet.system.http_messages import (
     INTERNAL_ERROR,
@@ -138,6 +138,88 @@ def refuse_unsupported(body: dict[str, Any], choices: int = 1) -> None:
             raise BadField(key, f"{key} is not supported: {REFUSED[key]}")
     if body.get("best_of") not in (None, choices):
         raise BadField("best_of", f"best_of is not supported: {NO_EFFECT}")
+
+
+_WORDS = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
+
+
+class ToolChoice(NamedTuple):
+    """Which tools the reply should call."""
+
+    choice: Literal["auto", "none", "required"] | Tool = "auto"
+    allowed: tuple[str, ...] | None = None
+    """The only tools that may be called; None: all on offer."""
+
+
+def read_tool_choice(value: Any, tools: list[Tool]) -> ToolChoice:
+    """`auto`, `none`, `required` (or `any`), one function, or `allowed_tools`."""
+    if value is None:
+        return ToolChoice()
+    if isinstance(value, str):
+        return ToolChoice(_word(value, tools))
+    choice = value.get("type") if isinstance(value, dict) else None
+    if choice == "allowed_tools":
+        nested = value.get("allowed_tools")
+        return _allowed(nested if isinstance(nested, dict) else value, tools)
+    if choice == "function" or (isinstance(value, dict) and choice is None):
+        return ToolChoice({"type": "function", "function": {"name": _name(value, tools)}})
+    if isinstance(value, dict):
+        raise BadField("tool_choice", f"tool_choice of type {choice!r:.40} is not supported: only functions are")
+    raise BadField("tool_choice", f"tool_choice must be a string or an object, not {kind(value)}")
+
+
+def _word(value: Any, tools: list[Tool]) -> Literal["auto", "none", "required"]:
+    word = _WORDS.get(value) if isinstance(value, str) else None
+    if word is None:
+        raise BadField("tool_choice", f"tool_choice must be auto, none, required or a function, not {value!r:.40}")
+    if word == "required" and not tools:
+        raise BadField("tool_choice", f"tool_choice is {value!r} but no tools are given")
+    return cast(Literal["auto", "none", "required"], word)
+
+
+def _allowed(value: dict[str, Any], tools: list[Tool]) -> ToolChoice:
+    named = value.get("tools")
+    if not isinstance(named, list) or not all(isinstance(tool, dict) for tool in named):
+        raise BadField("tool_choice", "tool_choice of type 'allowed_tools' needs a list of tools")
+    names = tuple(_name(tool, tools) for tool in named)
+    return ToolChoice(_word(value.get("mode", "auto"), tools), names)
+
+
+def _name(value: dict[str, Any], tools: list[Tool]) -> str:
+    """The function's name, beside `type` or inside `function`."""
+    function = value.get("function", value)
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise BadField("tool_choice", 'tool_choice must be a string or {"type": "function", "function": {"name": …}}')
+    if name not in {tool["function"]["name"] for tool in tools}:
+        raise BadField("tool_choice", f"tool_choice names {name!r:.60}, which is not among the tools")
+    return name
+
+
+MAX_STOPS = 16
+
+
+def read_sampling(body: dict[str, Any], default: Sampling) -> Sampling:
+    """The client's sampling parameters, with `default` for those it leaves out."""
+    limits = (integer(body, key, 1, 10**9) for key in ("max_tokens", "max_completion_tokens"))
+    stop_ids = array(body, "stop_token_ids")
+    if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31 for token in stop_ids):
+        raise BadField("stop_token_ids", "stop_token_ids must be a list of token ids")
+    top_k = integer(body, "top_k", -1, 10**9)
+    return Sampling(
+        temperature=number(body, "temperature", default.temperature, 0.0, 2.0),
+        top_p=number(body, "top_p", default.top_p, 1e-6, 1.0),
+        top_k=default.top_k if top_k is None else top_k,
+        min_p=number(body, "min_p", default.min_p, 0.0, 1.0),
+        presence_penalty=number(body, "presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=number(body, "frequency_penalty", 0.0, -2.0, 2.0),
+        repetition_penalty=number(body, "repetition_penalty", 1.0, 0.01, 10.0),
+        max_tokens=min((limit for limit in limits if limit is not None), default=None),
+        stop=strings(body, "stop", MAX_STOPS),
+        stop_token_ids=tuple(stop_ids),
+        seed=integer(body, "seed", -(2**63), 2**63 - 1),
+        ignore_eos=flag(body, "ignore_eos"),
+    )
 
 
 MODEL_PREFIX = "ajet-"
@@ -270,3 +352,8 @@ class ReplyStream:
 
     def close(self) -> None:
         self._task.cancel()
+
+
+def unreadable_call(why: str) -> dict[str, Any]:
+    """What ends a call in a stream that turned out to be unreadable."""
+    return {"type": "unreadable_tool_call", "message": f"{why}: the call can't be read, and its text follows"}

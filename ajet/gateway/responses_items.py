@@ -15,8 +15,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ajet.gateway import protocol
-from ajet.gateway.openai_chat import read_sampling, read_tool_choice
-from ajet.gateway.protocol import NO_EFFECT, REFUSED, UNSET, BadField, Caller, of_type, read_model, refuse_unsupported
+from ajet.gateway.protocol import (
+    NO_EFFECT,
+    REFUSED,
+    UNSET,
+    BadField,
+    Caller,
+    of_type,
+    read_model,
+    read_sampling,
+    read_tool_choice,
+    refuse_unsupported,
+)
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import UnsupportedContentError
 

@@ -15,7 +15,7 @@ from ajet.engine.torch.commands import TorchEngineSettings
 from ajet.engine.torch.engine import TorchEngine
 from ajet.gateway.chat.episode_session import LEAST_REQUEST_NODES
 from ajet.gateway.gateway import LARGE
-from ajet.gateway.openai_chat import chat_body
+from ajet.gateway.openai_completions import chat_body
 from ajet.gateway.protocol import BadField, json_body
 from ajet.system.http_messages import MAX_DEPTH
 from support.gateway_parts import place, post

@@ -22,7 +22,7 @@ from ajet.context_tracker.encoder import MARK
 from ajet.context_tracker.messages import plain_message, plain_messages, split_reasoning
 from ajet.context_tracker.template import TemplateRefusal, stub_call, stub_word
 from ajet.gateway.chat import ReplyParser, pick_parser
-from ajet.gateway.openai_chat import read_tools
+from ajet.gateway.openai_completions import read_tools
 from ajet.observe.episode_codec import token_bytes_of
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Completion, Message, Sampling, Tool
