@@ -278,7 +278,7 @@ def linear_samples(
     leaves = _leaves(tree)
     paths = [tree.path(leaf) for leaf in leaves]
     kept = _choose(tree, paths, max_samples)
-    trained_at = {call: False for call in range(len(tree.calls))}
+    trained: set[int] = set()
     samples: list[Sample] = []
     lost: dict[int, str] = {}
     kept_tokens: dict[int, int] = {}
@@ -286,9 +286,8 @@ def linear_samples(
         calls = [tree.runs[run].call for run in path]
         wanted = {call for call in calls if call != ROOT and tree.calls[call].mask.any()}
         if shared_token_loss == "once":
-            wanted = {call for call in wanted if not trained_at[call]}
-        for call in wanted:
-            trained_at[call] = True
+            wanted -= trained
+        trained |= wanted
         sample, counts = _row(tree, path, wanted, max_prompt_length, max_response_length, episode_id)
         if sample is not None:
             samples.append(sample)

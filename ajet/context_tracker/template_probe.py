@@ -286,24 +286,24 @@ class TemplateProbe:
     def _learn_end_tokens(self) -> frozenset[str]:
         """The control tokens that end a reply in this template; if there are none, those that open the next turn."""
         encoder, tokens = self._template.encoder, set()
-        self._closing = self._tail_after("ua", generate=False)
+        self._closing = self._tail_after("ua")
         first = encoder.first_control(self._closing)
         if first:
             tokens.add(first)
             rest = self._closing.partition(first)[2]
-            called = encoder.control_at_end(self._tail_after("uc", generate=False).removesuffix(rest).rstrip())
+            called = encoder.control_at_end(self._tail_after("uc").removesuffix(rest).rstrip())
             if called and not XML_TAG.fullmatch(called):
                 tokens.add(called)
         else:
-            tokens |= {encoder.first_control(self._tail_after(letters, generate=False)) for letters in ("uau", "uct")}
+            tokens |= {encoder.first_control(self._tail_after(letters)) for letters in ("uau", "uct")}
         return frozenset(tokens - {""})
 
-    def _tail_after(self, letters: str, *, generate: bool) -> str:
+    def _tail_after(self, letters: str) -> str:
         """What follows the last word of a conversation's first reply."""
         talk = self._template.fit(stub_conversation(letters), first=True)
         word = _words(letters[1], 1)[-1]
         try:
-            text = self._render(talk, "c" in letters and self._template.takes_tools, {}, generate=generate)
+            text = self._render(talk, "c" in letters and self._template.takes_tools, {}, generate=False)
         except TemplateRefusal:
             return ""
         return text.rpartition(word)[2] if word in text else ""

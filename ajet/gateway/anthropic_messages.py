@@ -9,7 +9,6 @@ from typing import Any, Literal
 from ajet.gateway import protocol
 from ajet.gateway.chat import CallPiece, ReplyDelta
 from ajet.gateway.protocol import (
-    MAX_STOPS,
     BadField,
     Caller,
     Event,
@@ -46,7 +45,7 @@ def read_request(body: dict[str, Any], caller: Caller) -> tuple[ChatRequest, str
         top_p=protocol.number(body, "top_p", default.top_p, 1e-6, 1.0),
         top_k=default.top_k if top_k is None else top_k,
         max_tokens=max_tokens,
-        stop=protocol.strings(body, "stop_sequences", MAX_STOPS),
+        stop=protocol.stops(body, "stop_sequences"),
     )
     request = ChatRequest(
         messages=messages,

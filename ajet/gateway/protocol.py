@@ -95,17 +95,6 @@ def array(body: dict[str, Any], key: str) -> list[Any]:
     return [] if value is None else of_type(value, key, list, "an array")
 
 
-def strings(body: dict[str, Any], key: str, most: int) -> tuple[str, ...]:
-    """A string or a list of strings."""
-    value = body.get(key)
-    values = [] if value is None else [value] if isinstance(value, str) else value
-    if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):
-        raise BadField(key, f"{key} must be a non-empty string or a list of them")
-    if len(values) > most:
-        raise BadField(key, f"{key} takes at most {most} strings")
-    return tuple(values)
-
-
 NO_EFFECT = "this server can't honour it, and ignoring it would change the meaning of the request"
 _FORCED = "replies are sampled as the policy gives them; use response_format, which is asked for and checked"
 _RENDERED = "the prompt is rendered by the model's own chat template"
@@ -199,6 +188,17 @@ def _name(value: dict[str, Any], tools: list[Tool]) -> str:
 MAX_STOPS = 16
 
 
+def stops(body: dict[str, Any], key: str) -> tuple[str, ...]:
+    """The strings that end a reply: one, or a list of them."""
+    value = body.get(key)
+    values = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):
+        raise BadField(key, f"{key} must be a non-empty string or a list of them")
+    if len(values) > MAX_STOPS:
+        raise BadField(key, f"{key} takes at most {MAX_STOPS} strings")
+    return tuple(values)
+
+
 def read_sampling(body: dict[str, Any], default: Sampling) -> Sampling:
     """The client's sampling parameters, with `default` for those it leaves out."""
     limits = (integer(body, key, 1, 10**9) for key in ("max_tokens", "max_completion_tokens"))
@@ -215,7 +215,7 @@ def read_sampling(body: dict[str, Any], default: Sampling) -> Sampling:
         frequency_penalty=number(body, "frequency_penalty", 0.0, -2.0, 2.0),
         repetition_penalty=number(body, "repetition_penalty", 1.0, 0.01, 10.0),
         max_tokens=min((limit for limit in limits if limit is not None), default=None),
-        stop=strings(body, "stop", MAX_STOPS),
+        stop=stops(body, "stop"),
         stop_token_ids=tuple(stop_ids),
         seed=integer(body, "seed", -(2**63), 2**63 - 1),
         ignore_eos=flag(body, "ignore_eos"),

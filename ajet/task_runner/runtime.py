@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.context_tracker import TrackerSettings
 from ajet.engine.base import Engine
-from ajet.gateway.chat import EpisodeSession, SessionSettings
+from ajet.gateway.chat import EpisodeSession, SeedKey, SessionSettings
 from ajet.gateway.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.schema.errors import EngineError, UserError
 from ajet.task_judge.base_judge import BaseJudge, GroupJudge, load_judge
@@ -211,14 +211,10 @@ class Runtime:
         model = await asyncio.shield(asyncio.wrap_future(self._loader.loaded))
         self.check_engine()
         task = attempt.workflow_task
+        seed = self.config.ajet.rollout.seed
+        seed_key = SeedKey(seed, attempt.step, task.task_id, task.task_thread_index, attempt.occurrence)
         settings = SessionSettings.from_config(
-            self.config,
-            validation=task.validation,
-            trainable_targets=attempt.trainable_targets,
-            step=attempt.step,
-            task=task.task_id,
-            occurrence=attempt.occurrence,
-            repeat=task.task_thread_index,
+            self.config, seed_key, attempt.trainable_targets, validation=task.validation
         )
         return model.open_session(task.episode_uuid, settings, self._limits, attempt.deadline_s)
 

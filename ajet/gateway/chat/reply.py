@@ -111,15 +111,7 @@ class SessionSettings:
 
     @classmethod
     def from_config(
-        cls,
-        config: Any,
-        *,
-        validation: bool = False,
-        trainable_targets: list[str] | tuple[str, ...] | None = None,
-        step: int = 0,
-        task: str = "",
-        repeat: int = 0,
-        occurrence: int = 0,
+        cls, config: Any, seed_key: SeedKey, trainable_targets: tuple[str, ...], *, validation: bool
     ) -> SessionSettings:
         """From a loaded `Config`. `validation` uses `rollout.val_kwargs`, and lets clients choose for themselves."""
         rollout = config.ajet.rollout
@@ -132,13 +124,13 @@ class SessionSettings:
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
-            trainable_targets=tuple(trainable_targets or ()),
+            trainable_targets=trainable_targets,
             untrained_models=(*rollout.untrained_models, SIDE_MODEL),
             embeddings=EmbeddingEndpoint.from_config(config),
             force_disable_toolcalls=rollout.force_disable_toolcalls,
             log_tool_format_check=config.ajet.context_tracker.log_tool_format_check,
             log_tool_format_error_detail=config.ajet.context_tracker.log_tool_format_error_detail,
-            seed_key=SeedKey(rollout.seed, step, task, repeat, occurrence),
+            seed_key=seed_key,
         )
 
     def log_tool_format(self, episode_id: str, agent: str, malformed: Sequence[str]) -> None:
