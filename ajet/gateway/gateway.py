@@ -78,9 +78,8 @@ _REQUEST_HEADERS = f"authorization, content-type, x-api-key, anthropic-version, 
 async def answer(method: str, path: str, body: bytes, caller: Caller, content_type: str = "") -> Answer:
     """Answer an authorised request. What a client or the model does wrong becomes an error answer."""
     path = normal_path(path)
-    if (missing := not_found(method, path)) is not None:
-        return missing
     try:
+        check_route(method, path)
         if caller.control and path not in CONTROL_PATHS:
             raise KeyScopeError("this is the episode's control key: model calls need the agent's key")
         if path == TRACES_PATH:
@@ -128,14 +127,14 @@ class MethodError(InvalidRequestError):
     code = "method_not_allowed"
 
 
-def not_found(method: str, path: str) -> Answer | None:
-    """404, or 405 for a known path under another method; None if there is an endpoint."""
+def check_route(method: str, path: str) -> None:
+    """Raises NotFoundError, or MethodError for a known path under another method."""
     table = (*POST, TRACES_PATH) if method == "POST" else GET if method == "GET" else ()
     if path in table or (method == "GET" and path.startswith(MODELS_PATH)):
-        return None
+        return
     if path in ENDPOINTS or path.startswith(MODELS_PATH) or is_external(path):
-        return error_answer(MethodError(f"{method:.20} is not allowed for {path}"), path)
-    return error_answer(NotFoundError(f"there is no {path or '/':.200}; endpoints: {', '.join(ENDPOINTS)}"), path)
+        raise MethodError(f"{method:.20} is not allowed for {path}")
+    raise NotFoundError(f"there is no {path or '/':.200}; endpoints: {', '.join(ENDPOINTS)}")
 
 
 # ------------------------------------------------------------ the server
@@ -314,10 +313,13 @@ class Gateway:
                 "access-control-max-age": str(PREFLIGHT_S),
             }
             return Answer(204, b"", {**readable, **preflight})
-        refused = self._check(request)
-        if refused is not None:
+        try:
+            self._check(request)
+        except ModelCallError as error:
+            refused = error_answer(error, request.path)
             refused.headers |= readable
-        return refused
+            return refused
+        return None
 
     def _for_browsers(self, request: HttpRequest) -> dict[str, str]:
         """The headers that let a web page of an allowed origin read an answer; none for others."""
@@ -326,40 +328,33 @@ class Gateway:
             return {}
         return {"access-control-allow-origin": origin, "vary": "origin"}
 
-    def _check(self, request: HttpRequest) -> Answer | None:
+    def _check(self, request: HttpRequest) -> None:
+        """Raises a ModelCallError."""
         if self.settings.without_key:
             host = without_port(request.headers.get(b"host", b"").decode("latin-1"))
             if not is_loopback(host):
-                error = InvalidKeyError(f"without a key, only requests to localhost are served, not to {host[:100]!r}")
-                return error_answer(error, request.path)
+                raise InvalidKeyError(f"without a key, only requests to localhost are served, not to {host[:100]!r}")
         if request.path == "/healthz":
             request.unauthenticated = True
-            return None
+            return
         external = self.external is not None and is_external(request.path)
         if external and request.method == "POST":
             request.max_body = MAX_EPISODE_BYTES
-        elif (missing := not_found(request.method, request.path)) is not None:
-            return missing
-        try:
-            if self.external is not None and request.path == EPISODES_PATH:
-                check_service_key(self.external, presented_key(request))
-                return None
-            caller = self._authorize(presented_key(request))
-            named = read_agent_header(request.headers.get(AGENT_HEADER, b""))
-            if external:
-                check_control_key(request.path, caller)
-        except ModelCallError as error:
-            return error_answer(error, request.path)
+        else:
+            check_route(request.method, request.path)
+        if self.external is not None and request.path == EPISODES_PATH:
+            check_service_key(self.external, presented_key(request))
+            return
+        caller = self._authorize(presented_key(request))
+        named = read_agent_header(request.headers.get(AGENT_HEADER, b""))
+        if external:
+            check_control_key(request.path, caller)
         request.caller = replace(caller, named=named) if named else caller
         if request.path in PROMPT_PATHS and (most := caller.session.most_bytes) is not None:
             request.max_body = most
             length = request.headers.get(b"content-length", b"")
             if length.isdigit():
-                try:
-                    caller.session.check_size(int(length[:12]), asked=request.path != COUNT_PATH)
-                except ModelCallError as error:
-                    return error_answer(error, request.path)
-        return None
+                caller.session.check_size(int(length[:12]), asked=request.path != COUNT_PATH)
 
     def _registered(self, key: str) -> Caller:
         """The session a key of ours belongs to."""
@@ -370,7 +365,10 @@ class Gateway:
         return caller if caller.control else Caller(caller.session, *agent_scope(claim.scope))
 
     async def handle(self, request: HttpRequest) -> Answer:
-        reply = await self._handle(request)
+        try:
+            reply = await self._handle(request)
+        except ModelCallError as error:
+            reply = error_answer(error, request.path)
         reply.headers |= self._for_browsers(request)
         return reply
 
@@ -378,10 +376,7 @@ class Gateway:
         if request.path == "/healthz":
             return json_answer({"status": "ok"})
         if self.external is not None and is_external(request.path):
-            try:
-                return await answer_external(request.path, request.body, self.external, self._known_as(request))
-            except ModelCallError as error:
-                return error_answer(error, request.path)
+            return await answer_external(request.path, request.body, self.external, self._known_as(request))
         caller: Caller = request.caller
         calls = self._calls.get(caller.session)
         if calls is None:
@@ -389,8 +384,7 @@ class Gateway:
                 asyncio.Semaphore(self.settings.max_concurrent_per_episode)
             )
         if calls.count >= MOST_CALLS:
-            busy = EngineOverloadedError(f"this episode already has {calls.count} requests here: try again later")
-            return error_answer(busy, request.path)
+            raise EngineOverloadedError(f"this episode already has {calls.count} requests here: try again later")
         await calls.enter()
         streaming = False
         try:
