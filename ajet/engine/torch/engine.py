@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from ajet.engine.torch.worker import EngineThread
 
+    Servable = str | Path | ModelSource | PreTrainedModel
+    """What an engine may be given as its model."""
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class TorchEngine:
         settings = replace(settings, device=placement.device, base_bits=placement.base_bits)
         return cls(config.ajet.model.path, settings)
 
-    def __init__(self, model: str | Path | ModelSource | PreTrainedModel, settings: TorchEngineSettings) -> None:
+    def __init__(self, model: Servable, settings: TorchEngineSettings) -> None:
         self._settings = settings
         self._inbox: Inbox = queue.SimpleQueue()
         self._loaded: Future[EngineThread] = Future()
@@ -130,12 +132,7 @@ class TorchEngine:
             raise EngineError(str(death)) from death
 
 
-def _live(
-    model: str | Path | ModelSource | PreTrainedModel,
-    settings: TorchEngineSettings,
-    inbox: Inbox,
-    loaded: Future[EngineThread],
-) -> None:
+def _live(model: Servable, settings: TorchEngineSettings, inbox: Inbox, loaded: Future[EngineThread]) -> None:
     """The thread: load, serve, and fail everything that still waits when it ends."""
     try:
         worker = _load(model, settings, inbox)
@@ -153,9 +150,7 @@ def _live(
     worker.die(EngineError(f"the embedded engine has ended: {death}"))
 
 
-def _load(
-    model: str | Path | ModelSource | PreTrainedModel, settings: TorchEngineSettings, inbox: Inbox
-) -> EngineThread:
+def _load(model: Servable, settings: TorchEngineSettings, inbox: Inbox) -> EngineThread:
     with LOADING:
         from ajet.engine.torch.worker import EngineThread, compute_alone
 
