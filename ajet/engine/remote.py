@@ -128,10 +128,11 @@ def completion_body(request: GenerateRequest, model: str, max_tokens: int) -> di
 
 
 class CompletionReader:
-    """Builds a completion from one answer or from many events."""
+    """Builds a completion from one answer or from many events, and passes new tokens on."""
 
-    def __init__(self, request: GenerateRequest, version: int) -> None:
+    def __init__(self, request: GenerateRequest, version: int, on_tokens: OnTokens | None = None) -> None:
         self._request = request
+        self._on_tokens = on_tokens
         self._versions = [(0, version)]
         self._finish: FinishReason | None = None
         self._stopped_by: str | int | None = None
@@ -147,8 +148,8 @@ class CompletionReader:
             started = len(self.token_ids)
             self._versions = [*(self._versions if started else []), (started, version)]
 
-    def read(self, content: Mapping[str, Any]) -> tuple[list[int], list[float]]:
-        """Read an answer or event; returns the ids and logprobs that it adds."""
+    def read(self, content: Mapping[str, Any]) -> None:
+        """Read an answer or event."""
         try:
             answer = convert(content, _RemoteAnswer)
         except ValidationError as error:
@@ -158,7 +159,7 @@ class CompletionReader:
         if answer.usage is not None and answer.usage.prompt_tokens_details is not None:
             self._cached = answer.usage.prompt_tokens_details.cached_tokens or self._cached
         if not answer.choices:
-            return [], []
+            return
         choice = answer.choices[0]
         details = choice.logprobs or _Logprobs()
         ids, logprobs = choice.token_ids or [], details.token_logprobs or []
@@ -179,7 +180,8 @@ class CompletionReader:
         if choice.finish_reason:
             self._finish = _finish_reason(choice.finish_reason)
             self._stopped_by = choice.stop_reason
-        return ids, logprobs
+        if ids and self._on_tokens is not None:
+            self._on_tokens(TokenChunk(list(ids), logprobs))
 
     def completion(self) -> Completion:
         """The completion, once the server has said how it ended."""
@@ -354,14 +356,14 @@ class RemoteEngine:
         return bool(reader.token_ids)
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
-        reader = CompletionReader(request, 0)
+        reader = CompletionReader(request, 0, on_tokens)
         async with reply_deadline(request):
             await self.ready()
             body = self._body(request)
             if on_tokens is None:
                 reader.read(await self._client.post("/completions", body, sticky=request.session_id))
             else:
-                await self._stream(body, reader, on_tokens, request.session_id)
+                await self._client.stream("/completions", body, reader.read, sticky=request.session_id)
         return reader.completion()
 
     def _body(self, request: GenerateRequest) -> dict[str, Any]:
@@ -372,14 +374,6 @@ class RemoteEngine:
             )
         room = check_request(request, max_model_len=self._settings.max_model_len)
         return completion_body(request, self._settings.model, room)
-
-    async def _stream(self, body: dict[str, Any], reader: CompletionReader, on_tokens: OnTokens, sticky: str) -> None:
-        def on_event(event: dict[str, Any]) -> None:
-            ids, logprobs = reader.read(event)
-            if ids:
-                on_tokens(TokenChunk(list(ids), logprobs))
-
-        await self._client.stream("/completions", body, on_event, sticky=sticky)
 
     async def reply(self, request: ChatRequest) -> ChatReply:
         """Answer a chat request. The reply has no token ids."""

@@ -32,7 +32,7 @@ from ajet.engine.vllm.server import (
     reason_in,
     vllm_command,
 )
-from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest, TokenChunk
+from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest
 from ajet.schema.errors import (
     AjetError,
     ConfigError,
@@ -175,14 +175,12 @@ class VllmServerEngine:
         if client is None:
             raise EngineError("the vLLM server is being restarted")
         version = replica.version
-        reader = CompletionReader(request, version)
+        reader = CompletionReader(request, version, on_tokens)
 
         def on_event(event: dict[str, Any]) -> None:
             if model == MODEL_NAME:  # an adapter stays the same until the reply ends
                 reader.note_version(replica.version)
-            ids, logprobs = reader.read(event)
-            if ids and on_tokens is not None:
-                on_tokens(TokenChunk(list(ids), logprobs))
+            reader.read(event)
 
         body = completion_body(request, model, room)
         try:
