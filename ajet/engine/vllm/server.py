@@ -171,11 +171,6 @@ def server_environment(settings: VllmSettings, replica: int = 0, key: str = "") 
     """Environment variables for a server with this key, to be set on top of our own."""
     count = settings.tensor_parallel
     devices = settings.devices[replica * count : (replica + 1) * count]
-    if settings.devices and len(devices) < count:
-        raise ConfigError(
-            f"rollout.vllm.devices names {len(settings.devices)} GPUs, but {settings.replicas} replicas on {count} "
-            f"GPUs each need {settings.replicas * count}"
-        )
     return {
         **({"CUDA_VISIBLE_DEVICES": ",".join(map(_as_shown, devices))} if devices else {}),
         **(cpu_variables() if is_cpu_build(settings.python) else {}),
