@@ -88,8 +88,6 @@ class ScriptedEngine:
         *,
         max_model_len: int = 32768,
     ) -> None:
-        if not callable(replies) and not replies:
-            raise ConfigError("a scripted engine needs at least one reply")
         self._replies = replies
         self._given: Any = tokenizer
         self._max_model_len = max_model_len

@@ -235,13 +235,12 @@ def attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
+    layout: StepLayout,
     scaling: float | None = None,
-    layout: Any = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in every attention layer. `layout` arrives through the model's keyword arguments."""
-    if layout is None:
-        raise TypeError(f"{type(module).__name__} does not pass keyword arguments on to its attention function")
+    """What transformers calls in every attention layer. `layout` arrives through the model's keyword arguments: that
+    they come here is seen when the model's layers are asked for their rules."""
     layer = layout.next_layer()
     if getattr(module, "attn_temperature_tuning", False):
         query = _corrected(module, query, layout.positions)
