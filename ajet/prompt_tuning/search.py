@@ -16,7 +16,6 @@ from ajet.prompt_tuning.proposal import (
     THINKING,
     Ask,
     Candidate,
-    Checks,
     Draft,
     Proposer,
     ProposerError,
@@ -27,6 +26,7 @@ from ajet.prompt_tuning.proposal import (
     changed,
     messages_for,
     read_templates,
+    refusal,
 )
 from ajet.prompt_tuning.trial import Budget, Purpose, Score, Trial, common_means
 from ajet.schema.errors import concurrently
@@ -123,7 +123,7 @@ class Search:
         """What was passed to `end_round`, round by round, before and after a resume."""
         self.trials: list[Trial] = []
         self._evaluate, self._proposer, self._journal = evaluate, proposer, journal
-        self._tune, self._checks, self._retries = tune, Checks(start), retries
+        self._start, self._tune, self._retries = start, tune, retries
         self._on_round = on_round
         self._repeats = episodes_per_trial
         self._validations = {score.candidate: score for score in earlier.scores}
@@ -348,7 +348,7 @@ class Search:
             try:
                 texts = read_templates(reply, ask.names)
                 known = [candidate.version for candidate in self.candidates.values()]
-                wrong = self._checks.refusal(texts, ask.parent.prompts, known)
+                wrong = refusal(self._start, texts, ask.parent.prompts, known)
             except ValueError as error:
                 wrong = str(error)
             if not wrong:

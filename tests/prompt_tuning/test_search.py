@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +13,11 @@ from ajet.prompt_tuning import BudgetExhausted, Candidate, Kind, Purpose, Reply,
 from ajet.prompt_tuning.best_of import BestOf
 from ajet.prompt_tuning.proposal import (
     Ask,
-    Checks,
     SearchFailedError,
     UnusedTemplateError,
     messages_for,
     read_templates,
+    refusal,
 )
 from ajet.prompt_tuning.trial import Budget, Limits, common_means
 from ajet.schema.resources import PromptSet, PromptTemplate
@@ -42,7 +43,7 @@ def test_what_a_candidate_is_survives_the_history() -> None:
     ("text", "why"),
     [
         ("  \n", "empty"),
-        ("x" * 200 + "{question}", "200 characters; at most 100|210 characters; at most 100"),
+        ("x" * 20_000 + "{question}", "20,010 characters; at most 20,000"),
         ("Solve it", r"lacks the placeholder \{question\}"),
         ("{question} {hint}", r"nothing fills \{hint\}; the placeholders are: \{question\}"),
         ('{question} like {"a": 1}', r"\{\{ and \}\}"),
@@ -52,20 +53,18 @@ def test_what_a_candidate_is_survives_the_history() -> None:
     ],
 )
 def test_a_bad_proposal_is_refused_with_words_to_act_on(text: str, why: str) -> None:
-    checks = Checks(prompts(), max_length=100)
-    refusal = checks.refusal({"solver": text}, prompts(), [prompts("Known {question}").version])
-    assert pytest.importorskip("re").search(why, refusal), refusal
+    wrong = refusal(prompts(), {"solver": text}, prompts(), [prompts("Known {question}").version])
+    assert re.search(why, wrong), wrong
 
 
 def test_jinja_placeholders_are_checked_too() -> None:
     start = PromptSet({"solver": PromptTemplate("{{ question }}", "jinja")})
-    checks = Checks(start)
-    assert "lacks the placeholder {{ question }}" in checks.refusal({"solver": "nothing"}, start, [])
-    assert "nothing fills {{ hint }}" in checks.refusal({"solver": "{{ question }} {{ hint }}"}, start, [])
-    assert checks.refusal({"solver": "Think. {{ question }} {# once more: #} {{ question }}"}, start, []) == ""
+    assert "lacks the placeholder {{ question }}" in refusal(start, {"solver": "nothing"}, start, [])
+    assert "nothing fills {{ hint }}" in refusal(start, {"solver": "{{ question }} {{ hint }}"}, start, [])
+    assert refusal(start, {"solver": "Think. {{ question }} {# once more: #} {{ question }}"}, start, []) == ""
     loop = PromptSet({"solver": PromptTemplate("{% for w in question %}{{ w.text|trim }}{% endfor %}", "jinja")})
     kept = {"solver": "Read: {% for w in question %}- {{ w.text|trim }}{% endfor %}"}
-    assert Checks(loop).refusal(kept, loop, []) == ""
+    assert refusal(loop, kept, loop, []) == ""
 
 
 @pytest.mark.parametrize(
@@ -83,8 +82,8 @@ def test_jinja_placeholders_are_checked_too() -> None:
 )  # fmt: skip
 def test_a_proposal_may_change_words_and_no_more(start: str, engine: Any, text: str, has: str) -> None:
     templates = PromptSet({"solver": PromptTemplate(start, engine)})
-    refusal = Checks(templates).refusal({"solver": text}, templates, [])
-    assert f"it has {has!r}, which the start hasn't" in refusal
+    wrong = refusal(templates, {"solver": text}, templates, [])
+    assert f"it has {has!r}, which the start hasn't" in wrong
 
 
 def test_no_episode_is_spent_on_a_refused_proposal_and_the_proposer_hears_why() -> None:
