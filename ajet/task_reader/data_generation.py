@@ -293,16 +293,13 @@ class DataGenerationReader(BaseTaskReader):
     def _seeds(self) -> list[Task]:
         query = self.reader_config.data_generation.query_reader
         files, hub = query.jsonl_dataset_file, query.huggingface_dat_repo
-        from_hub = query.type == "huggingface_dat_repo"
-        if (hub.dataset_path if from_hub else files.training.file_path) is None:
+        if (hub.dataset_path if query.type == "huggingface_dat_repo" else files.training.file_path) is None:
             return []
         section = self.reader_config.model_copy(
             update={
-                "type": "huggingface_dat_repo" if from_hub else "jsonl_dataset_file",
+                "type": query.type,
                 "jsonl_dataset_file": JsonlConfig(training=files.training),
-                "huggingface_dat_repo": HuggingFaceConfig(
-                    dataset_path=hub.dataset_path, dataset_name=hub.dataset_name, training_split=hub.training_split
-                ),
+                "huggingface_dat_repo": HuggingFaceConfig(**hub.model_dump()),
             }
         )
         reader = load(READERS, section.type)(section)
