@@ -128,7 +128,7 @@ class ExternalEpisodes:
         attempts: ExternalRunner,
         pool: RolloutPool,
         *,
-        on_start: Callable[[WorkflowTask], None] | None = None,
+        on_start: Callable[[WorkflowTask], None] = lambda workflow_task: None,
     ) -> None:
         self.service_key = service_key()
         self._attempts = attempts
@@ -274,8 +274,7 @@ class ExternalEpisodes:
     # ------------------------------------------------------------ between them
 
     async def _run(self, work: WorkflowTask, occurrence: int) -> None:
-        if self._on_start is not None:
-            self._on_start(work)
+        self._on_start(work)
         try:
             episode = await self._pool.runner.run(work, step=self._step, occurrence=occurrence, stop=self._stop)
             await self._pool.conclude(episode, self._stop, in_group=True)

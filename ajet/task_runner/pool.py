@@ -40,8 +40,8 @@ class RolloutPool:
         runner: TaskRunner,
         config: Config,
         *,
-        on_episode: OnEpisode | None = None,
-        on_start: Callable[[WorkflowTask], None] | None = None,
+        on_episode: OnEpisode = lambda episode: None,
+        on_start: Callable[[WorkflowTask], None] = lambda workflow_task: None,
         parallel: int | None = None,
     ) -> None:
         """`parallel` overrides `rollout.max_env_worker`. While debugging, it is 1."""
@@ -95,7 +95,7 @@ class RolloutPool:
         try:
             async with self._slot(stop):
                 queued_s = time.monotonic() - waited
-                if self._on_start is not None and not stop.is_set():
+                if not stop.is_set():
                     self._on_start(workflow_task)
                 episode = await self.runner.run(
                     workflow_task, group_id=group_id, step=step, occurrence=occurrence, stop=stop
@@ -112,7 +112,7 @@ class RolloutPool:
         if late is not None and late.waits(episode) and not (in_group and not await late.per_episode()):
             await late.settle([episode], stop)
         if late is None or not late.waits(episode):
-            self._ended(episode)
+            self._on_episode(episode)
 
     async def judges_groups(self) -> bool:
         """Whether the judge compares the episodes of a group, which must then be played together."""
@@ -133,10 +133,6 @@ class RolloutPool:
         finally:
             del self._stops[name]
         for episode in waiting:
-            self._ended(episode)
-
-    def _ended(self, episode: Episode) -> None:
-        if self._on_episode is not None:
             self._on_episode(episode)
 
     async def run_group(

@@ -116,8 +116,8 @@ class Runtime:
         *,
         make_engine: MakeEngine = build_engine,
         parallel: int | None = None,
-        on_episode: OnEpisode | None = None,
-        on_start: Callable[[WorkflowTask], None] | None = None,
+        on_episode: OnEpisode = lambda episode: None,
+        on_start: Callable[[WorkflowTask], None] = lambda workflow_task: None,
     ) -> None:
         """`make_engine`: for backbones with an engine of their own. `parallel` overrides the config."""
         self.config = config
