@@ -14,7 +14,7 @@ import pdb  # noqa: T100 - the debugger is what this module is about
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +27,9 @@ ALL = "all"
 _LOOK_S = 0.2
 
 
-def set_tags(tags: str | Iterable[str]) -> None:
+def set_tags(tags: str) -> None:
     """Select breakpoints, for this process and those it starts."""
-    chosen = _split(tags) if isinstance(tags, str) else [str(tag) for tag in tags]
+    chosen = _split(tags)
     if chosen:
         os.environ[ENVIRONMENT] = ",".join(chosen)
     else:

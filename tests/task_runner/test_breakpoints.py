@@ -56,7 +56,7 @@ def test_set_tags(monkeypatch) -> None:
     set_tags("A, B|C")
     assert selected_tags() == {"A", "B", "C"}
     assert debugging()
-    set_tags([])
+    set_tags("")
     assert selected_tags() == frozenset()
     bp("A")
 
