@@ -31,11 +31,13 @@ from ajet.task_judge.base_judge import (
     validate_rewards,
 )
 from ajet.task_runner.attempt import AttemptHandle, EarlyEnding, WorkflowResult
+from ajet.task_runner.breakpoints import debugging
 from ajet.task_runner.results import asked_again, called, describe, judge_result
 from ajet.task_runner.thread_control import WorkflowInterrupted
 from ajet.task_runner.threads import EpisodeThreads
 
 if TYPE_CHECKING:
+    from ajet.config.rollout import RolloutSection
     from ajet.config.root import FailureRewardConfig, Treatment
 
 EXAMPLE_JUDGE = "ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge"
@@ -242,21 +244,12 @@ Outcomes = list[Judgement] | Failure
 class LateJudge:
     """The rewards that are still to come."""
 
-    def __init__(
-        self,
-        load: Callable[[], BaseJudge | None],
-        threads: EpisodeThreads,
-        *,
-        timeout_s: float | None,
-        retries: int,
-        whole_groups: bool = True,
-    ) -> None:
-        """`load` is called when the first episode waits. Without `whole_groups`, a judge of groups is refused."""
+    def __init__(self, load: Callable[[], BaseJudge | None], rollout: RolloutSection) -> None:
+        """`load` is called when the first episode waits."""
         self._load = load
-        self._threads = threads
-        self._timeout_s = timeout_s
-        self._retries = retries
-        self._whole_groups = whole_groups
+        self._rollout = rollout
+        self._timeout_s = None if debugging() else rollout.episode_timeout
+        self._threads = EpisodeThreads()
         self._judge: GroupJudge | None = None
         self._waiting: dict[str, JudgedEpisode] = {}
 
@@ -316,7 +309,8 @@ class LateJudge:
                     f"ajet.task_judge.judge_protocol: {type(judge).__name__} returned Later, which only a class "
                     "derived from ajet.task_judge.base_judge.GroupJudge may"
                 )
-            if not judge.per_episode and not self._whole_groups:
+            rollout = self._rollout
+            if rollout.enable_oversample and rollout.oversample_keep == "first_ended" and not judge.per_episode:
                 raise ConfigError(
                     "ajet.rollout.oversample_keep: first_ended chooses episodes by their rewards, and "
                     f"{type(judge).__name__} gives them only once the group has ended. Set oversample_keep: "
@@ -327,7 +321,7 @@ class LateJudge:
 
     async def _outcome(self, episodes: list[JudgedEpisode], stop: asyncio.Event) -> Outcomes:
         judge = await self._judge_now()
-        thread = self._threads.start(lambda: _ask(judge, episodes, self._retries))
+        thread = self._threads.start(lambda: _ask(judge, episodes, self._rollout.episode_retries))
         stopped = asyncio.create_task(stop.wait())
         result = asyncio.ensure_future(asyncio.wrap_future(thread.result))
         try:

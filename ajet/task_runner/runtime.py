@@ -287,13 +287,9 @@ class Runtime:
 
     def _late_judge(self) -> LateJudge:
         """For a judge that decides later. With isolated workflows, one of the user's is imported when it is needed."""
-        rollout = self.config.ajet.rollout
         return LateJudge(
             lambda: self._judge or self._prepared(load_judge(self.config, self.config.base_dirs)),
-            EpisodeThreads(),
-            timeout_s=None if debugging() else rollout.episode_timeout,
-            retries=rollout.episode_retries,
-            whole_groups=not (rollout.enable_oversample and rollout.oversample_keep == "first_ended"),
+            self.config.ajet.rollout,
         )
 
     def _prepared(self, judge: BaseJudge | None) -> BaseJudge | None:

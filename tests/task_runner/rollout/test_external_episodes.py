@@ -24,7 +24,6 @@ from ajet.task_runner.endings import LateJudge
 from ajet.task_runner.external_episodes import KEY_VARIABLE, ExternalEpisodes, ExternalRunner, service_key
 from ajet.task_runner.pool import RolloutPool
 from ajet.task_runner.runner import TaskRunner
-from ajet.task_runner.threads import EpisodeThreads
 from support.runner_fakes import LineEngine, SmallProvider
 
 KEY = "sk-ajet-the-service"
@@ -70,7 +69,7 @@ def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, judge: type[BaseJudge] |
         await gateway.start()
         judging = judge(config) if judge else None
         attempts = ExternalRunner(sessions, judging)
-        late = LateJudge(lambda: judging, EpisodeThreads(), timeout_s=30, retries=0)
+        late = LateJudge(lambda: judging, config.ajet.rollout)
         runner = TaskRunner(sessions, attempts, late)
         ended: list[Episode] = []
         pool = RolloutPool(runner, config, on_episode=ended.append)
