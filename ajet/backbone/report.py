@@ -27,7 +27,7 @@ from ajet.observe.experiment import typed
 from ajet.observe.metrics import read_metrics
 from ajet.observe.progress_state import FailureTally, RunningTotal, cost_texts
 from ajet.schema.episode import CallTree, Episode, EpisodeGroup, EpisodeStatus, Ledger
-from ajet.schema.errors import FRESH, ConfigError
+from ajet.schema.errors import EXIT_FAILED, FRESH, ConfigError
 from ajet.schema.install import clone_in_use
 from ajet.schema.printable import printable
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EXIT_NOTHING_TRAINED = 1
 NO_DIFFERENCE = "no step had a group whose episodes earned different rewards"
 NO_SUCCESS = "no step had a group with a success and at least pass_k failures: choose tasks that are solved sometimes"
 NO_MODEL = "no episode earned as much as ajet.trainer_common.algorithm.sft.min_reward ({:g})"
@@ -56,7 +55,7 @@ def exit_code(config: Config, folder: Path, after: int) -> int:
     """The exit code of a run whose steps follow step `after`: an error if it trained nothing."""
     if trained_nothing(folder, after):
         log.error("%s", why_nothing_trained(config, folder, after))
-        return EXIT_NOTHING_TRAINED
+        return EXIT_FAILED
     return 0
 
 

@@ -28,7 +28,7 @@ from ajet.backbone.plan import (
     validates_after,
     validation_repeats,
 )
-from ajet.backbone.report import EXIT_NOTHING_TRAINED, EarlyStop, Hints, validation_metrics, why_nothing_trained
+from ajet.backbone.report import EarlyStop, Hints, validation_metrics, why_nothing_trained
 from ajet.backbone.training_settings import credit_settings, imitate_from, taught_alone
 from ajet.engine.base import Engine, EnginePlacement
 from ajet.observe.metrics import helper_use, read_metrics
@@ -138,7 +138,7 @@ class LocalRun:
             # a run that lacked only its end has all of its steps behind it
             steps = (resumed, self.failures.tally) if self.step > resumed else (0, None)
             log.error("%s", why_nothing_trained(self.config, self.experiment.path, *steps))
-            return EXIT_NOTHING_TRAINED
+            return EXIT_FAILED
         if (tally := self.progress.state.tally).failures:
             told = "".join(f"\n    {line}" for line in tally.lines())
             log.warning("%d of %d episodes failed:%s", tally.failures, tally.episodes, told)

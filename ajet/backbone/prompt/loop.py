@@ -38,7 +38,7 @@ from ajet.prompt_tuning.proposal import Candidate
 from ajet.prompt_tuning.search import Search, Sizes
 from ajet.prompt_tuning.trial import Budget, BudgetExhausted, Purpose, Spent, Trial
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
-from ajet.schema.errors import FRESH, ConfigError, concurrently
+from ajet.schema.errors import EXIT_FAILED, FRESH, ConfigError, concurrently
 from ajet.schema.resources import read_prompts
 from ajet.schema.task import Task
 from ajet.task_reader import build_reader, read_training_tasks, read_validation_tasks
@@ -225,7 +225,6 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
-EXIT_NO_PROPOSAL = 1
 ALL_ROUNDS = "all rounds were run"
 
 
@@ -270,7 +269,7 @@ class PromptRun:
         if len(search.candidates) == 1 and search.refused_in_all:
             why = "no proposal could be tried: %d were refused, the last because %s"
             log.error(why, search.refused_in_all, search.why_refused, extra={ONLY_TO_FILE: True})  # the report says it
-            return EXIT_NO_PROPOSAL
+            return EXIT_FAILED
         return 0
 
     def _searched(self) -> Search:
