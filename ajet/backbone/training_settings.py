@@ -36,7 +36,7 @@ from ajet.trainer.credit import (
 if TYPE_CHECKING:
     from ajet.config import Config
     from ajet.config.tuning import AlgorithmConfig
-    from ajet.trainer.loss import AdaptiveKL, Correction, LossSettings, LossTokens, PolicyLoss, TokenLoss
+    from ajet.trainer.loss import Correction, LossSettings, LossTokens, PolicyLoss, TokenLoss
     from ajet.trainer.optimizer import OptimSettings
     from ajet.trainer.trainer import TrainSettings
 
@@ -152,9 +152,10 @@ def logits_chunk(config: Config) -> int | None:
 
 def train_settings(config: Config, total_steps: int, *, on_gpu: bool = False) -> TrainSettings:
     """How a batch becomes an update."""
+    from ajet.trainer.loss import AdaptiveKL
     from ajet.trainer.trainer import TrainSettings
 
-    common = config.ajet.trainer_common
+    common, adaptive = config.ajet.trainer_common, config.ajet.trainer_common.kl_adaptive
     return TrainSettings(
         loss=replace(
             loss_settings(config),
@@ -162,7 +163,7 @@ def train_settings(config: Config, total_steps: int, *, on_gpu: bool = False) ->
             distillation_coef=common.algorithm.distillation.coef,
         ),
         optim=optim_settings(config, total_steps),
-        kl_adaptive=_kl_adaptive(config),
+        kl_adaptive=None if adaptive.target is None else AdaptiveKL(adaptive.target, adaptive.horizon),
         reference_sync=common.kl_reference_sync,
         mini_batches=common.mini_batch_num,
         epochs=common.ppo_epochs,
@@ -234,13 +235,6 @@ def correction_settings(config: Config) -> Correction | None:
     if given.mode == "none":
         return None
     return Correction(CorrectionMode(given.mode), given.cap, Level(given.level), given.low, given.high)
-
-
-def _kl_adaptive(config: Config) -> AdaptiveKL | None:
-    from ajet.trainer.loss import AdaptiveKL
-
-    adaptive = config.ajet.trainer_common.kl_adaptive
-    return None if adaptive.target is None else AdaptiveKL(adaptive.target, adaptive.horizon)
 
 
 # ---------------------------------------------------------------- your own formulas

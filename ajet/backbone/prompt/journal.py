@@ -128,25 +128,8 @@ class PromptJournal:
             self._write_best(best, history.best_score, history.confirmed)
         return history
 
-    def note(self, event: str, **fields: Any) -> None:
-        self._append(event, fields)
-
-    def commit(self, event: str, **fields: Any) -> None:
-        """Append a line, and return when all lines and the best are on the disk."""
-        self._append(event, fields, sync=True)
-        if self._pending is not None:
-            self._write_best(*self._pending)
-            self._pending = None
-
-    def keep_best(self, candidate: Candidate, score: Score) -> None:
-        """Written with the next commit."""
-        self._pending = candidate, score
-
-    def confirm(self, best: Candidate, score: Score, comparison: Mapping[str, Any]) -> None:
-        self._append("confirmed", dict(comparison), sync=True)
-        self._write_best(best, score, comparison)
-
-    def _append(self, event: str, fields: dict[str, Any], *, sync: bool = False) -> None:
+    def note(self, event: str, *, sync: bool = False, **fields: Any) -> None:
+        """Append a line. `sync`: all of them are on the disk afterwards."""
         record = {
             "event": event,
             "time": round(time.time(), 3),
@@ -158,6 +141,21 @@ class PromptJournal:
         self._file.flush()  # a concurrent reader, such as the viewer, finds whole lines
         if sync:
             os.fsync(self._file.fileno())
+
+    def commit(self, event: str, **fields: Any) -> None:
+        """Append a line, and return when all lines and the best are on the disk."""
+        self.note(event, sync=True, **fields)
+        if self._pending is not None:
+            self._write_best(*self._pending)
+            self._pending = None
+
+    def keep_best(self, candidate: Candidate, score: Score) -> None:
+        """Written with the next commit."""
+        self._pending = candidate, score
+
+    def confirm(self, best: Candidate, score: Score, comparison: Mapping[str, Any]) -> None:
+        self.note("confirmed", sync=True, **comparison)
+        self._write_best(best, score, comparison)
 
     def close(self) -> None:
         if self._file is not None:
@@ -272,7 +270,16 @@ def _take(record: dict[str, Any], history: History, waiting: _Waiting) -> bool:
             trials = tuple(Trial.from_record(one) for one in record["trials"])
             waiting.scores.append(Score(record["candidate"], Purpose.VALIDATION, trials))
     elif event == "round":
-        _take_round(record, history, waiting)
+        earlier = history.earlier
+        history.started, history.spent = waiting.started, record["spent"]
+        history.confirmed = history.ended = None
+        earlier.candidates += waiting.candidates
+        earlier.scores += waiting.scores
+        waiting.candidates, waiting.scores = [], []
+        earlier.best, earlier.round, earlier.random_state = record["best"], record["round"], record["random"]
+        if record["round"] and not record["partial"]:
+            earlier.states.append(record["state"])
+        history.best_score = next(score for score in reversed(earlier.scores) if score.candidate == earlier.best)
         return True
     elif event in ("confirmed", "ended"):
         if event == "confirmed":
@@ -282,17 +289,3 @@ def _take(record: dict[str, Any], history: History, waiting: _Waiting) -> bool:
         waiting.candidates, waiting.scores = [], []  # the budget ended their round before its first episode
         return True
     return False
-
-
-def _take_round(record: dict[str, Any], history: History, waiting: _Waiting) -> None:
-    earlier = history.earlier
-    history.started = waiting.started
-    history.confirmed = history.ended = None
-    earlier.candidates += waiting.candidates
-    earlier.scores += waiting.scores
-    waiting.candidates, waiting.scores = [], []
-    earlier.best, earlier.round, earlier.random_state = record["best"], record["round"], record["random"]
-    if record["round"] and not record["partial"]:
-        earlier.states.append(record["state"])
-    history.spent = record["spent"]
-    history.best_score = next(score for score in reversed(earlier.scores) if score.candidate == earlier.best)

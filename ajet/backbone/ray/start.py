@@ -229,14 +229,8 @@ def ray_environment(given: Mapping[str, str], *, shared: bool) -> dict[str, str]
 
 def private(scratch: Path, machine: Machine) -> dict[str, Any]:
     """A Ray for this run alone, its files in the run's private folder."""
-    settings: dict[str, Any] = {"address": "local", "_temp_dir": str(scratch / "r"), "include_dashboard": False}
-    if machine.cpu:
-        settings |= {
-            "num_cpus": CPU_LOGICAL_CORES,
-            "num_gpus": machine.logical_gpus,  # bookkeeping: verl and Trinity place their workers by it
-            "object_store_memory": CPU_OBJECT_STORE,
-        }
-    return settings
+    settings = {"address": "local", "_temp_dir": str(scratch / "r"), "include_dashboard": False}
+    return settings | {key.replace("-", "_"): value for key, value in _resources(machine).items()}
 
 
 def retry_slow_start(start: Callable[[], T]) -> T:
@@ -299,6 +293,7 @@ def _check_started(process: subprocess.Popen[bytes]) -> None:
 def _resources(machine: Machine) -> dict[str, Any]:
     if not machine.cpu:
         return {}
+    # the GPUs are bookkeeping: verl and Trinity place their workers by them
     return {"num-cpus": CPU_LOGICAL_CORES, "num-gpus": machine.logical_gpus, "object-store-memory": CPU_OBJECT_STORE}
 
 

@@ -342,7 +342,9 @@ class AjetTrainer(Trainer):  # type: ignore[misc]
     async def train_step(self, exps: list[Experience]) -> dict[str, Any]:
         async with _reporting("trainer"):
             noted = staleness(exps, self.train_step_num)
-            self._set_mini_batch(len(exps) // exps[0].info[UPDATES])
+            engine: Any = getattr(self.engine, "config", None)
+            if hasattr(engine, "actor"):  # Trinity's verl engine cuts a batch into mini-batches of a fixed size
+                engine.actor.ppo_mini_batch_size = len(exps) // exps[0].info[UPDATES]
             began = time.time()
             metrics: dict[str, Any] = await super().train_step(exps)
             return metrics | noted | {"time/train_began": began, "time/train_ended": time.time()}
@@ -360,12 +362,6 @@ class AjetTrainer(Trainer):  # type: ignore[misc]
         async with _reporting("trainer"):
             metrics: dict[str, Any] = await super().save_checkpoint(block_until_saved, save_as_hf)
             return metrics
-
-    def _set_mini_batch(self, rows: int) -> None:
-        """Trinity's verl engine cuts a batch into mini-batches of a fixed size."""
-        engine_config = getattr(self.engine, "config", None)
-        if engine_config is not None and hasattr(engine_config, "actor"):
-            engine_config.actor.ppo_mini_batch_size = rows
 
 
 def validation_is_due(before: int, version: int, every: int, last: int, cut_off: int | None = None) -> bool:
