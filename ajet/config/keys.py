@@ -48,8 +48,7 @@ class KnownKey(NamedTuple):
     @property
     def doc(self) -> str:
         """The first sentence of its documentation; of a group without any, of its class's."""
-        text = " ".join((self.field.description or self.about).split())
-        return text.split(". ")[0].rstrip(".")
+        return _first_sentence(self.field.description or self.about)
 
     @property
     def about(self) -> str:
@@ -57,6 +56,10 @@ class KnownKey(NamedTuple):
         text = " ".join(((self.section and self.section.__doc__) or "").split())
         text = text.partition(": ")[2] or text
         return text[:1].upper() + text[1:]
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(text.split()).split(". ")[0].rstrip(".")
 
 
 def section_of(annotation: Any) -> type[Section] | None:
@@ -125,7 +128,7 @@ def json_schema() -> dict[str, Any]:
     for definition in (schema, *schema["$defs"].values()):
         for fragment in definition["properties"].values():
             if "description" not in fragment and (key := groups.get(fragment.get("$ref", "").rpartition("/")[2])):
-                fragment["description"] = f"{key.doc}."
+                fragment["description"] = f"{_first_sentence(key.about)}."
     return schema
 
 

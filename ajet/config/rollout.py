@@ -297,9 +297,7 @@ class RolloutSection(Section):
     scripted_replies: str | None = None
     """For `engine: scripted`: a YAML or JSON list of replies (texts, or messages with content and tool_calls)."""
     remote: RemoteConfig = RemoteConfig()
-    """For `engine: remote` and `sglang`: which server."""
     vllm: VllmConfig = VllmConfig()
-    """For `engine: vllm`: how it runs."""
     multi_turn: MultiTurnConfig = MultiTurnConfig()
     agent: AgentConfig | None = None
     """A ready agent in place of a workflow: its type, tools and limits."""

@@ -82,7 +82,6 @@ class HelperConfig(Section):
     max_cost: AboveZero | None = None
     """Most that these calls may cost, by `price_per_million`. null: no limit."""
     price_per_million: TokenPriceConfig = TokenPriceConfig()
-    """The price of a million tokens, in any currency."""
 
 
 class ServiceConfig(Section):
@@ -144,9 +143,7 @@ class TaskRunnerConfig(Section):
     may crash or hang. `remote`: in `ajet runner` processes. `outside`: other programs begin and end episodes over
     HTTP."""
     outside: OutsideConfig = OutsideConfig()
-    """With `outside`: which of their episodes are trained."""
     remote: RemoteRunnersConfig = RemoteRunnersConfig()
-    """With `remote`: where runners find this run."""
     wrapper_multiprocessing_timeout: AboveZero = 3600.0
     """Seconds after which a workflow's process is ended; `rollout.episode_timeout` applies as well."""
     process_lifetime: Literal["episode", "run"] = "episode"
@@ -263,19 +260,16 @@ class AjetConfig(Section):
     weights. null: `local`. `--backbone` takes precedence."""
     model: ModelConfig = ModelConfig()
     helper: HelperConfig = HelperConfig()
-    """The model for agents whose target isn't trained."""
     data: DataConfig = DataConfig()
     rollout: RolloutSection = RolloutSection()
     task_reader: TaskReaderConfig = TaskReaderConfig()
     task_judge: TaskJudgeConfig = TaskJudgeConfig()
-    """How a workflow's output becomes a reward."""
     task_runner: TaskRunnerConfig = TaskRunnerConfig()
     failure_reward: FailureRewardConfig = FailureRewardConfig()
     """What to do with episodes that did not end well."""
     context_tracker: ContextTrackerConfig = ContextTrackerConfig()
     trainer_common: TrainerCommonConfig = TrainerCommonConfig()
     prompt_tuning: PromptTuningConfig = PromptTuningConfig()
-    """Prompt templates that workflows ask for by name, and how they are tuned."""
     debug: DebugConfig = DebugConfig()
     gateway: GatewayConfig = GatewayConfig()
     observe: ObserveConfig = ObserveConfig()

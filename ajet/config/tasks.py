@@ -108,32 +108,29 @@ class QueryReaderConfig(Section):
     type: Literal["jsonl_dataset_file", "dataset_file", "huggingface_dat_repo"] = "jsonl_dataset_file"
     """Where they are: the block of this name."""
     jsonl_dataset_file: QueryFilesConfig = QueryFilesConfig()
-    """A JSON Lines file."""
     huggingface_dat_repo: QueryHubConfig = QueryHubConfig()
-    """A data set, through the `datasets` library."""
 
 
 class SamplingParamsConfig(Section):
-    """`ajet.task_reader.data_generation.sampling_params`."""
+    """`ajet.task_reader.data_generation.sampling_params`: how the model's answers are sampled."""
 
     temperature: Temperature = 0.0
     """Temperature of the model that writes tasks."""
 
 
 class DeduplicationParamsConfig(Section):
-    """`ajet.task_reader.data_generation.deduplication_filter.params`."""
+    """`ajet.task_reader.data_generation.deduplication_filter.params`: how similar is too similar."""
 
     similarity_threshold: Share = 0.8
     """Tasks more similar than this count as one."""
 
 
 class DeduplicationConfig(Section):
-    """`ajet.task_reader.data_generation.deduplication_filter`."""
+    """`ajet.task_reader.data_generation.deduplication_filter`: drop tasks that are too similar to others."""
 
     enabled: bool = True
     """Drop tasks that are too similar to others."""
     params: DeduplicationParamsConfig = DeduplicationParamsConfig()
-    """How similar is too similar."""
 
 
 class DataGenerationConfig(Section):
@@ -152,9 +149,7 @@ class DataGenerationConfig(Section):
     num_workers: Positive = 32
     """Most requests at a time."""
     sampling_params: SamplingParamsConfig = SamplingParamsConfig()
-    """How its answers are sampled."""
     deduplication_filter: DeduplicationConfig = DeduplicationConfig()
-    """Drop tasks that are too similar to others."""
 
 
 class TraceFilterParamsConfig(Section):

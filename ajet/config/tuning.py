@@ -374,9 +374,6 @@ class PromptTuningConfig(Section):
     proposal_retries: Count = 2
     """How often the proposer is asked again, after a proposal that is refused."""
     apo: APOConfig = APOConfig()
-    """Keys of `algorithm: apo`."""
     gepa: GEPAConfig = GEPAConfig()
-    """Keys of `algorithm: gepa`."""
     best_of: BestOfConfig = BestOfConfig()
-    """Keys of `algorithm: best_of`."""
     budget: SearchBudgetConfig = SearchBudgetConfig()
