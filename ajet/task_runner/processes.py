@@ -348,8 +348,7 @@ async def serve_attempt(server: ForkServer, channel: socket.socket) -> None:
     async def open_tuner(targets: list[str] | None) -> AjetTuner:
         send(targets=targets)
         access = json.loads(await reader.readline())
-        keys = {"api_key": access["api_key"], "control_key": access["control_key"]}
-        return AjetTuner.remote(access["base_url"], config=server.config, trainable_targets=targets, **keys)
+        return AjetTuner.remote(**access, config=server.config, trainable_targets=targets)
 
     async def ask_ending(explained: bool) -> EarlyEnding | None:
         send(raised=True, explained=explained)

@@ -168,8 +168,8 @@ class RemoteRunner:
         any_host = urlsplit(key.base_url).hostname in ("127.0.0.1", "::1") and (
             self.config.ajet.gateway.host in ANY_HOST
         )
-        keys = {"api_key": key.api_key, "control_key": key.control_key}
-        return {"base_url": key.base_url, **keys, "any_host": any_host}
+        access = {"base_url": key.base_url, "api_key": key.api_key, "control_key": key.control_key}
+        return {**access, "any_host": any_host}
 
 
 class _RemoteAttempt:
@@ -367,11 +367,9 @@ class _Run:
             access = await asyncio.wrap_future(opening)
         except StoreError as error:  # not the workflow's fault
             raise EngineError(f"the trainer gave no access to the model: {error}") from error
-        base_url = access["base_url"]
-        if access["any_host"]:  # the gateway listens on every address: on the one that this runner knows, too
-            base_url = _with_host(base_url, self._settings.url)
-        keys = {"api_key": access["api_key"], "control_key": access["control_key"]}
-        return AjetTuner.remote(base_url, config=self._config, trainable_targets=targets, **keys)
+        if access.pop("any_host"):  # the gateway listens on every address: on the one that this runner knows, too
+            access["base_url"] = _with_host(access["base_url"], self._settings.url)
+        return AjetTuner.remote(**access, config=self._config, trainable_targets=targets)
 
     async def _beat(self) -> None:
         lease = self._rollout.config.unresponsive_seconds
