@@ -23,7 +23,7 @@ from ajet.agents.model_function import (
     ToolCall,
     as_message,
     as_model_function,
-    joined_text,
+    text_of,
 )
 from ajet.agents.reply_format import NativeFormat, ReplyFormat, TextFormat, prompt_messages, split_thinking
 from ajet.agents.run import (
@@ -188,13 +188,13 @@ class Agent:
     async def begin(self, run: AgentRun, messages: Sequence[Message]) -> None:
         """Put the first messages into the conversation."""
         system = "\n\n".join(filter(None, (self.create_system_prompt(), run.format.introduction(run.schemas))))
-        given = [_text_of(message) for message in messages if message.get("role") == "system"]
+        given = [text_of(message) for message in messages if message.get("role") == "system"]
         if system or given:
             run.add({"role": "system", "content": "\n\n".join(filter(None, (system, *given)))})
         for message in messages:
             if message.get("role") != "system":
                 run.add(dict(message))
-                run.record(StepType.OBSERVATION, _text_of(message))
+                run.record(StepType.OBSERVATION, text_of(message))
         if run.world is not None and run.world.world.beginning:
             self.tell(run, run.world.world.beginning)
 
@@ -392,10 +392,6 @@ def _said(error: Exception) -> str:
     """Its message, and which address it is about, if it doesn't say so itself."""
     message, address = str(error) or repr(error), address_of(error)
     return f"{message} ({address})" if address and address not in message else message
-
-
-def _text_of(message: Message) -> str:
-    return str(joined_text(message.get("content")) or "")
 
 
 def _file(place: Path, request_id: str) -> Path:

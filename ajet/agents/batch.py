@@ -23,7 +23,7 @@ from ajet.agents.tools.tool import Tool, ToolContext, ToolSource
 from ajet.agents.tools.toolset import tool_schema
 from ajet.environment.sandboxes import SandboxSettings, of_task, open_sandbox
 from ajet.schema.episode import Failure
-from ajet.schema.errors import RewardError, UserError
+from ajet.schema.errors import RewardError, UserError, concurrently
 from ajet.schema.task import Task, WorkflowTask
 from ajet.schema.trajectory import StopReason, Trajectory, file_name, read_trajectory, write_end, write_trajectory
 
@@ -88,23 +88,16 @@ async def run_batch(batch: Batch) -> list[Trajectory]:
     runner = _BatchRunner(batch)
     jobs = [(task, repeat) for task in batch.tasks for repeat in range(batch.repeats)]
     earlier = [runner.earlier(task, repeat) for task, repeat in jobs]
-    try:
-        async with asyncio.TaskGroup() as group:
-            running = {
-                index: group.create_task(runner.run(task, repeat))
-                for index, (task, repeat) in enumerate(jobs)
-                if earlier[index] is None
-            }
-    except ExceptionGroup as errors:
-        raise runner.gave_up or errors.exceptions[0] from None
-    return [found or running[index].result() for index, found in enumerate(earlier)]
+    missing = [job for job, found in zip(jobs, earlier, strict=True) if found is None]
+    played = iter(await concurrently(runner.run(task, repeat) for task, repeat in missing))
+    return [found or next(played) for found in earlier]
 
 
 class _BatchRunner:
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._free = asyncio.Semaphore(batch.concurrency)
-        self.gave_up: BatchError | None = None
+        self._gave_up: BatchError | None = None
         self._failures = 0
         self._played = 0
         self._settings = settings_of(batch)
@@ -135,8 +128,8 @@ class _BatchRunner:
 
     async def run(self, task: Task, repeat: int) -> Trajectory:
         async with self._free:
-            if self.gave_up is not None:
-                raise self.gave_up
+            if self._gave_up is not None:
+                raise self._gave_up
             batch, path = self._batch, self._path(task, repeat)
             trajectory = await self._play(task, repeat, path)
             trajectory.repeat, trajectory.model = repeat, batch.model_name
@@ -194,8 +187,8 @@ class _BatchRunner:
         self._failures += 1
         if self._failures >= GIVE_UP_AFTER and not self._played:
             why = f"{trajectory.failure.kind}: {trajectory.failure.message}"
-            self.gave_up = BatchError(f"{self._failures} runs failed and none succeeded; the last time: {why}")
-            raise self.gave_up
+            self._gave_up = BatchError(f"{self._failures} runs failed and none succeeded; the last time: {why}")
+            raise self._gave_up
 
     def _path(self, task: Task, repeat: int) -> Path:
         return self._batch.out / file_name(f"{task.task_id}-{repeat}")

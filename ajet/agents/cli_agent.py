@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from ajet.agents.model_function import joined_text
+from ajet.agents.model_function import text_of
 from ajet.agents.reply_format import prompt_messages
 from ajet.agents.run import AgentSettingsError
 from ajet.agents.task_tests import NO_BYTECODE, Verdict, bring_files, judge_by_tests, said
@@ -304,8 +304,7 @@ class CliAgent:
 
     def _values(self, task: Any, sandbox: Sandbox, model: ModelAddress, home: str, task_id: str) -> dict[str, str]:
         """The values of all placeholders."""
-        given = (joined_text(message.get("content")) for message in prompt_messages(task))
-        texts = [self.system_prompt or "", *(str(text or "") for text in given)]
+        texts = [self.system_prompt or "", *map(text_of, prompt_messages(task))]
         return {
             PROMPT: "\n\n".join(filter(None, texts)),
             "base_url": model.base_url,

@@ -80,6 +80,11 @@ def joined_text(content: Any) -> Any:
     return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else content
 
 
+def text_of(message: Mapping[str, Any]) -> str:
+    """A message's text; of other parts than text, what they are."""
+    return str(joined_text(message.get("content")) or "")
+
+
 Message = dict[str, Any]
 ToolSchema = dict[str, Any]
 EXPECTED = (

@@ -30,7 +30,7 @@ from ajet.environment.sandboxes.bubblewrap_arguments import (
     texts,
 )
 from ajet.environment.sandboxes.cgroups import Cgroup, seccomp_filter
-from ajet.environment.sandboxes.forwarder import Forwarder
+from ajet.environment.sandboxes.forwarder import NETWORKS, Forwarder
 from ajet.environment.sandboxes.sandbox import (
     Confined,
     ExecResult,
@@ -212,9 +212,7 @@ def _limits(settings: SandboxSettings, mode: str, cgroup: bool, filtered: bool) 
         "disk": "size of the file system in memory",
         "time": "watched by the owner",
         "lifetime": "watched inside",
-        "network": {"none": "namespace", "gateway": "namespace, with the gateway's port", "host": "not limited"}[
-            settings.network
-        ],
+        "network": NETWORKS[settings.network],
         "system calls": "seccomp" if filtered else "not limited",
     }
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ajet.environment.sandboxes.cgroups import container_profile, is_gone, owner
-from ajet.environment.sandboxes.forwarder import Forwarder, listen_inside
+from ajet.environment.sandboxes.forwarder import NETWORKS, Forwarder, listen_inside
 from ajet.environment.sandboxes.sandbox import (
     FILE_S,
     PATH,
@@ -97,7 +97,6 @@ class ContainerSandbox(Confined):
 
     @property
     def limits(self) -> Mapping[str, str]:
-        network = {"none": "namespace", "gateway": "namespace, with the gateway's port", "host": "not limited"}
         own = f"{self._program}'s"
         return {
             "memory": f"cgroup, {own}",
@@ -106,7 +105,7 @@ class ContainerSandbox(Confined):
             "disk": "size of the file system in memory",
             "time": "watched by the owner",
             "lifetime": "watched by the owner",
-            "network": network[self.settings.network],
+            "network": NETWORKS[self.settings.network],
             "system calls": "seccomp",
         }
 

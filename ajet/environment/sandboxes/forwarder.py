@@ -20,6 +20,8 @@ CHUNK = 1 << 16
 OPEN_PORTS = 1024
 """Below it, only root may listen; then another port is used inside."""
 OTHER_PORT = 8080
+NETWORKS = {"none": "namespace", "gateway": "namespace, with the gateway's port", "host": "not limited"}
+"""What holds a sandbox's network, by its setting."""
 ENTER_S = 30.0
 """How long it may take to enter a container's network."""
 
