@@ -18,6 +18,7 @@ from ajet.backbone.plan import imitates_a_file
 from ajet.backbone.training_settings import (
     TEACHER,
     credit_settings,
+    is_address,
     loss_settings,
     try_estimator,
     try_policy_loss,
@@ -60,12 +61,8 @@ def check_start(config: Config) -> None:
 def check_teacher(config: Config) -> None:
     """Find the teacher of a run that trains, if it is loaded here. Raises a `ConfigError`."""
     teacher = config.ajet.trainer_common.algorithm.distillation.teacher
-    if teacher is not None and not _is_address(teacher):
+    if teacher is not None and not is_address(teacher):
         _find_model(TEACHER, teacher)
-
-
-def _is_address(teacher: str) -> bool:
-    return teacher.startswith(("http://", "https://"))
 
 
 def _find_model(key: str, name: str) -> ModelSource:
@@ -298,7 +295,7 @@ def unchecked(config: Config) -> Iterator[str]:
             "chat template will show when it is loaded"
         )
     loaded = teacher if config.ajet.backbone == "local" else None
-    if loaded is not None and not _is_address(loaded) and not _at_hand(loaded):
+    if loaded is not None and not is_address(loaded) and not _at_hand(loaded):
         yield (
             f"the teacher: no files of {teacher} are in this machine's cache of the hub, so whether it exists and has "
             "the model's vocabulary will show when it is loaded"

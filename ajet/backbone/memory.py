@@ -18,7 +18,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ajet.backbone.plan import serving_engine
-from ajet.backbone.training_settings import checkpointing, has_reference, logits_chunk, pack_tokens
+from ajet.backbone.training_settings import checkpointing, has_reference, is_address, logits_chunk, pack_tokens
 from ajet.engine.model_source import ModelSource
 from ajet.schema.errors import ConfigError, FeatureUnavailableError
 from ajet.schema.install import require_training
@@ -171,7 +171,7 @@ def _local(config: Config, backbone: BackboneName, device: Device, model: Any) -
     notes = []
     if offload:
         notes.append(f"in main memory: {(found.moments + found.copies) / GIB:.1f} GiB of the optimiser's")
-    if (teacher := common.algorithm.distillation.teacher) and not teacher.startswith(("http://", "https://")):
+    if (teacher := common.algorithm.distillation.teacher) and not is_address(teacher):
         notes.append(f"not counted: the teacher, {teacher}")
     return parts, notes
 

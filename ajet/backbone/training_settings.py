@@ -67,6 +67,11 @@ LORA_LR = 1e-5
 """Adapters learn best at about ten times the rate of whole weights."""
 
 
+def is_address(teacher: str) -> bool:
+    """Whether a server holds it, so that it isn't loaded here."""
+    return teacher.startswith(("http://", "https://"))
+
+
 def clip_range(algorithm: AlgorithmConfig) -> tuple[float, float]:
     """`clip_low` and `clip_high`, or the defaults of the loss."""
     low, high = CLIP_RANGES.get(algorithm.policy_loss, CLIP_RANGE)

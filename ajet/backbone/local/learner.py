@@ -27,7 +27,7 @@ import torch
 from ajet.backbone.failures import GapWatch
 from ajet.backbone.local.weights import WeightFolder
 from ajet.backbone.metrics import staleness
-from ajet.backbone.training_settings import TEACHER, has_reference, train_settings
+from ajet.backbone.training_settings import TEACHER, has_reference, is_address, train_settings
 from ajet.engine.attention_rules import fix_longrope, length_dependent_rope
 from ajet.engine.model_source import ModelSource
 from ajet.engine.quantization import is_linear
@@ -59,7 +59,7 @@ def teacher_of(
     name = config.ajet.trainer_common.algorithm.distillation.teacher
     if name is None:
         return None
-    if name.startswith(("http://", "https://")):
+    if is_address(name):
         server = ServerTeacher(name, runtime)
         server.check_vocabulary(tokenizer)
         return server

@@ -26,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,14 +57,14 @@ class _Kept:
     group: EpisodeGroup
 
 
+@dataclass(slots=True)
 class Replay:
     """The groups of at most `max_age` steps before the present one, of which `groups` are trained again per step."""
 
-    def __init__(self, groups: int, max_age: int, seed: int) -> None:
-        self.groups = groups
-        self.max_age = max_age
-        self.seed = seed
-        self._kept: deque[_Kept] = deque()
+    groups: int
+    max_age: int
+    seed: int
+    _kept: deque[_Kept] = field(default_factory=deque)
 
     @classmethod
     def from_config(cls, config: Config) -> Replay:
