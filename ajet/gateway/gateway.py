@@ -132,7 +132,7 @@ def check_route(method: str, path: str) -> None:
     table = (*POST, TRACES_PATH) if method == "POST" else GET if method == "GET" else ()
     if path in table or (method == "GET" and path.startswith(MODELS_PATH)):
         return
-    if path in ENDPOINTS or path.startswith(MODELS_PATH) or is_external(path):
+    if path in ENDPOINTS or path.startswith(MODELS_PATH):
         raise MethodError(f"{method:.20} is not allowed for {path}")
     raise NotFoundError(f"there is no {path or '/':.200}; endpoints: {', '.join(ENDPOINTS)}")
 
@@ -338,7 +338,9 @@ class Gateway:
             request.unauthenticated = True
             return
         external = self.external is not None and is_external(request.path)
-        if external and request.method == "POST":
+        if external:
+            if request.method != "POST":
+                raise MethodError(f"{request.method:.20} is not allowed for {request.path}")
             request.max_body = MAX_EPISODE_BYTES
         else:
             check_route(request.method, request.path)

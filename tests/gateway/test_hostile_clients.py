@@ -161,6 +161,8 @@ def test_errors_have_the_shape_of_the_protocol() -> None:
             assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
             assert reply.json()["error"]["param"] == "messages"
             assert (await post(here, "/v1/moderations", {})).status == 404
+            reply = await post(here, "/v1/episodes", {})  # this run plays its own
+            assert reply.status == 404 and "there is no /v1/episodes" in reply.json()["error"]["message"]
             assert (await send(here.port, request_bytes("GET", CHAT, "k"))).status == 405
             assert (await send(here.port, request_bytes("GET", "/healthz", ""))).json() == {"status": "ok"}
 

@@ -158,6 +158,7 @@ def test_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         first, second = await service.begin(), await service.begin()
         for key in ("sk-ajet-wrong", first["api_key"], first["control_key"]):
             assert (await service.post("episodes", key)).status_code == 401
+        assert (await service.http.get(f"{service.base_url}/episodes")).status_code == 405
         for key in (first["api_key"], second["control_key"], KEY):
             assert (await service.end(first, key, reward=1)).status_code in (401, 403)
         assert (await service.post("rewards", first["api_key"], {"reward": 9})).status_code == 403
