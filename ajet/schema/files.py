@@ -6,6 +6,7 @@ import json
 import math
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ def write_whole(path: Path, text: str, *, durable: bool = False) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    scratch.unlink(missing_ok=True)  # left by a kill, or somebody's link to elsewhere
     try:
+        scratch.unlink(missing_ok=True)  # left by a kill, or somebody's link to elsewhere
         with scratch.open("x", encoding="utf-8") as file:
             file.write(text)
             if durable:
@@ -32,7 +33,8 @@ def write_whole(path: Path, text: str, *, durable: bool = False) -> None:
         # a full disk names no file, and all else the scratch file
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):  # where it could not be made, as on a read-only disk
+            scratch.unlink(missing_ok=True)
     if durable:
         folder = os.open(path.parent, os.O_RDONLY)
         try:

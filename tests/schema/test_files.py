@@ -32,6 +32,8 @@ def test_what_can_not_be_written_is_named_and_leaves_the_file_before(tmp_path: P
     with pytest.raises(IsADirectoryError) as refused:
         write_whole(tmp_path, "x")
     assert str(refused.value) == f"[Errno 21] Is a directory: '{tmp_path}'"
+    with pytest.raises(OSError, match=r"File name too long: '.*/n{300}'"):
+        write_whole(tmp_path / ("n" * 300), "x")
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
