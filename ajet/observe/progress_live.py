@@ -142,8 +142,8 @@ def sparkline(values: list[float], width: int = _SPARK_WIDTH) -> str:
     if not values:
         return ""
     low, high = min(values), max(values)
-    span = high - low
-    return "".join(_BLOCKS[round((value - low) / span * (len(_BLOCKS) - 1)) if span else 0] for value in values)
+    span = (high - low) or 1.0
+    return "".join(_BLOCKS[min(int((value - low) / span * len(_BLOCKS)), len(_BLOCKS) - 1)] for value in values)
 
 
 def machine_load() -> str:

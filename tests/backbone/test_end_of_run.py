@@ -65,7 +65,7 @@ def test_the_question_that_gained_most_is_shown_before_and_after(tmp_path: Path)
 def test_both_curves_run_over_the_same_steps(tmp_path: Path) -> None:
     first, last = [attempt(0, 0, 0.0)], [attempt(0, 20, 1.0)]
     text = told(folder_of(tmp_path, after_0=first, after_10=[], after_20=last))
-    assert "training return  0.050 ▁▁▂▂▂▃▃▄▄▄▅▅▅▆▆▇▇▇██ 1.000" in text
+    assert "training return  0.050 ▁▁▁▂▂▃▃▃▄▄▅▅▆▆▆▇▇███ 1.000" in text
     assert "validation       0.000 ▁▁▁▁▁▁▁▁▁▁▅▅▅▅▅▅▅▅▅▅█ 1.000" in text
 
 
