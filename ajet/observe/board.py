@@ -43,13 +43,9 @@ class RunEnd(NamedTuple):
     error: str = ""
 
 
-def record_file(folder: Path, cell: MatrixCell) -> Path:
-    return folder / f"{cell.name}.json"
-
-
 def read_record(folder: Path, cell: MatrixCell) -> dict[str, Any] | None:
     """The cell's record, if there is one. Raises ConfigError for a file that is none."""
-    file = record_file(folder, cell)
+    file = folder / f"{cell.name}.json"
     if not file.exists():
         return None
     try:

@@ -17,8 +17,7 @@ of its complete rounds.
 | `ended` | `reason`, `round`, `rounds`, `limits`, `spent` |
 
 A trial has `task`, `reward`, `success`, `episodes` (ids) and, if there are, `failure` and `fault`. Those of `read`,
-from which a candidate was written, have `feedback` too. Histories of older versions lack `read`, `rounds`, `left` and
-the `spent` of scores and of the end: no resume depends on them. The viewer shows all of it
+from which a candidate was written, have `feedback` too. The viewer shows all of it
 (`ajet/observe/viewer/candidates.py`).
 """
 
