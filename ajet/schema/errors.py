@@ -292,5 +292,6 @@ async def concurrently(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]
     except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None
+        first = several.exceptions[0]
+        raise first from first.__cause__
     return [task.result() for task in tasks]

@@ -1,7 +1,8 @@
-"""What a user reads of a traceback."""
+"""What a user reads of a traceback, and that it names the cause."""
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 import traceback
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from ajet.schema.episode import Failure
-from ajet.schema.errors import condensed, user_line
+from ajet.schema.errors import concurrently, condensed, user_line
 
 
 def text_of(act: Callable[[], Any]) -> str:
@@ -93,3 +94,15 @@ def test_without_the_users_code_nothing_is_left_out() -> None:
     assert Failure("KeyError", "'x'\nmore", said).in_short == "KeyError: 'x'"
     assert Failure("KeyError", "", "").in_short == "KeyError: "
     assert condensed("") == ""
+
+
+@pytest.mark.anyio
+async def test_an_error_of_work_side_by_side_keeps_its_cause() -> None:
+    disk = OSError("no space left")
+
+    async def fails() -> None:
+        raise ValueError("not written") from disk
+
+    with pytest.raises(ValueError, match="not written") as raised:
+        await concurrently([asyncio.sleep(600), fails()])
+    assert raised.value.__cause__ is disk
