@@ -59,6 +59,19 @@ def test_a_template_that_computes_without_end_is_stopped(source: str, monkeypatc
         render(source)
 
 
+def test_filters_that_are_set_later_are_charged_once() -> None:
+    """As transformers sets its own `tojson`."""
+    environment = LimitedEnvironment()
+    environment.filters["tojson"] = later = lambda value: "x" * value
+    for compiling in (environment, environment, environment.overlay()):
+        template = compiling.from_string("{{ n | tojson | length }}")
+        with rendering():
+            assert template.render(n=5) == "5"
+        with rendering(), pytest.raises(TemplateLimitError):
+            template.render(n=template_limits.MAX_VALUE + 1)
+    assert environment.filters["tojson"].__wrapped__ is later
+
+
 def test_other_templates_render_as_before() -> None:
     source = (
         "{% macro m(x) %}<{{ x }}>{% endmacro %}"
