@@ -358,8 +358,11 @@ _WRITE = _PATH + (  # with few programs, as each takes a moment to start
 _ERRORS = {72: errno.ENOENT, 73: errno.EISDIR, 74: errno.EACCES}
 _SAID = {
     "Read-only": errno.EROFS, "No space": errno.ENOSPC, "Permission": errno.EACCES, "Not a directory": errno.ENOTDIR,
+    "File exists": errno.ENOTDIR, "too long": errno.ENAMETOOLONG, "Cannot fork": errno.EAGAIN,
+    "Resource temporarily": errno.EAGAIN,
 }  # fmt: skip
-"""What a shell says about a failed write."""
+"""What a shell says about a failed write: of a file that is no folder, `mkdir -p` says `File exists`; where no further
+process may start, dash says the last but one, and other shells the last."""
 
 
 class Confined:

@@ -127,6 +127,10 @@ def test_files_arrive_byte_for_byte(mode: str) -> None:
             await sandbox.write("/usr/x", b"")
         with pytest.raises(IsADirectoryError):
             await sandbox.write("deep", b"")
+        with pytest.raises(NotADirectoryError):
+            await sandbox.write("run.sh/x", b"")
+        with pytest.raises(OSError, match="too long"):
+            await sandbox.write("x" * 256, b"")
         await sandbox.exec(
             "truncate -s 1T huge 2>/dev/null || dd if=/dev/zero of=huge bs=1 count=0 seek=7M; mkfifo pipe"
         )
@@ -327,6 +331,20 @@ def test_processes_are_limited(mode: str) -> None:
         assert result.exit_code != 0 or int(result.stdout) <= SMALL.processes
         await sandbox.end_processes()
         assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
+
+    within(use)
+
+
+def test_a_file_that_can_not_be_written_for_too_many_processes_is_said(mode: str) -> None:
+    async def use(sandbox: Sandbox) -> None:
+        await sandbox.write("x", b"old")
+        await sandbox.exec(["/bin/sh", "-c", "for i in $(seq 60); do sleep 60 >/dev/null 2>&1 & done"])
+        with pytest.raises(BlockingIOError, match="temporarily unavailable"):
+            await sandbox.write("x", b"new")
+        assert await sandbox.read("x") == b"old"
+        await sandbox.end_processes()
+        await sandbox.write("x", b"new")
+        assert await sandbox.read("x") == b"new"
 
     within(use)
 
