@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.gateway.chat import EpisodeSession
 from ajet.gateway.protocol import MODEL_PREFIX, Caller, agent_key
+from ajet.observe.export import SpanSender  # here, not where it is used: episodes in forks would each load it
 from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET, Message, bare_call_id
 from ajet.schema.errors import ConfigError, FeatureUnavailableError
 from ajet.schema.install import lazily
@@ -55,8 +56,6 @@ class SpanSink(NamedTuple):
     @classmethod
     def to_gateway(cls, base_url: str, key: str) -> SpanSink:
         """For any other process."""
-        from ajet.observe.export import SpanSender
-
         sender = SpanSender(
             base_url.removesuffix("/v1"), {"authorization": f"Bearer {key}"}, what=f"the gateway at {base_url}"
         )

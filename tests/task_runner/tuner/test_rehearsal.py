@@ -1,4 +1,4 @@
-"""After a rehearsal, a first request imports nothing, and a fork is safe."""
+"""After a rehearsal, a first request and a first span import nothing, and a fork is safe."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 PROGRAM = """
 import gc, json, os, sys, threading
+from ajet.task_runner.tuner import SpanSink
 from ajet.task_runner.tuner.clients import rehearse
 
 rehearse()
@@ -17,6 +18,7 @@ known = set(sys.modules)
 gc.collect()
 open_files = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
 rehearse()
+SpanSink.to_gateway("http://127.0.0.1:1/v1", "key")
 sockets = [name for name in open_files if "socket:" in name]
 imported = sorted(set(sys.modules) - known)
 report = {"threads": threading.active_count(), "sockets": sockets, "imported": imported}
