@@ -11,7 +11,6 @@ import asyncio
 import errno
 import math
 import os
-import posixpath
 import secrets
 import time
 from collections import deque
@@ -358,11 +357,9 @@ _WRITE = _PATH + (  # with few programs, as each takes a moment to start
 _ERRORS = {72: errno.ENOENT, 73: errno.EISDIR, 74: errno.EACCES}
 _SAID = {
     "Read-only": errno.EROFS, "No space": errno.ENOSPC, "Permission": errno.EACCES, "Not a directory": errno.ENOTDIR,
-    "File exists": errno.ENOTDIR, "too long": errno.ENAMETOOLONG, "Cannot fork": errno.EAGAIN,
-    "Resource temporarily": errno.EAGAIN,
+    "File exists": errno.ENOTDIR, "too long": errno.ENAMETOOLONG, " fork": errno.EAGAIN,
 }  # fmt: skip
-"""What a shell says about a failed write: of a file that is no folder, `mkdir -p` says `File exists`; where no further
-process may start, dash says the last but one, and other shells the last."""
+"""What a shell says about a failed write; `mkdir -p`, of a file that is no folder: `File exists`."""
 
 
 class Confined:
@@ -431,7 +428,7 @@ class Confined:
         """A path as seen inside. Raises FileNotFoundError for what can't be one."""
         if not path or "\0" in path:
             raise FileNotFoundError(2, "no such file", path)
-        return posixpath.join(self.workspace, path)
+        return os.path.join(self.workspace, path)
 
     async def end_processes(self) -> None:
         # "all" are those of the sandbox: a kind that doesn't confine them needs another way
