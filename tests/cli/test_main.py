@@ -86,6 +86,12 @@ def test_it_answers_at_once_and_loads_nothing_heavy(what: str) -> None:
     assert seconds <= CPU_SECONDS
 
 
+def test_a_runner_loads_nothing_of_a_run_before_it_knows_its_arguments() -> None:
+    program = "import ajet.cli.runner, sys; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"numpy", "httpx", "ajet.task_runner", "ajet.config.root"} & set(ran.stdout.split())
+
+
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "ajet --conf FILE.yaml" in capsys.readouterr().out

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ajet.backbone.plan import installed, requirement, version_range
-from ajet.backbone.ray.facts import Machine
 from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.schema.install import install_command
 from ajet.system.processes import RAY_RUN, end_all, ending_with_us, output_of
@@ -27,6 +26,7 @@ from ajet.system.services import answers
 
 if TYPE_CHECKING:
     from ajet.backbone import LaunchOptions
+    from ajet.backbone.ray.facts import Machine  # imports what a run needs, and `checked_address` has no run
 
 T = TypeVar("T")
 
@@ -96,6 +96,8 @@ def require_library(package: str, extra: str) -> None:
 
 def detect_machine(backbone: str, *, logical_gpus: int = 1) -> Machine:
     """GPUs, or the CPU where the environment variable says so."""
+    from ajet.backbone.ray.facts import Machine
+
     if on_cpu():
         return Machine("cpu", flash_attention=False, logical_gpus=logical_gpus)
     import torch
@@ -110,6 +112,8 @@ def detect_machine(backbone: str, *, logical_gpus: int = 1) -> Machine:
 
 def planned_machine() -> Machine:
     """What a config is meant for: the CPU where the environment variable says so, else GPUs, here or elsewhere."""
+    from ajet.backbone.ray.facts import Machine
+
     return Machine("cpu" if on_cpu() else "cuda")
 
 
