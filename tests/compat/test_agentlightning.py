@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -135,6 +136,27 @@ def test_sys_exit_is_a_failure_and_runners_go_on() -> None:
 
     ended = agl.Trainer(n_runners=1).fit(leaves, [1, 2])
     assert [one.status for one in ended] == ["failed", "succeeded"]
+
+
+def in_a_loop_of_its_own(function: Any) -> Any:
+    @wraps(function)
+    def called(**given: Any) -> Any:
+        return asyncio.run(function(**given))
+
+    return called
+
+
+async def test_a_decorator_may_run_an_agents_coroutine_itself() -> None:
+    @agl.rollout
+    @in_a_loop_of_its_own
+    async def halves(task: float) -> float:
+        return task / 2
+
+    store = agl.InMemoryLightningStore()
+    runner = agl.LitAgentRunner(agl.OtelTracer())
+    with runner.run_context(agent=halves, store=store):
+        spans = await store.query_spans((await runner.step(1.0)).rollout_id)
+    assert agl.find_final_reward(spans) == 0.5
 
 
 @agl.rollout

@@ -312,7 +312,9 @@ class LitAgentRunner(Generic[T]):
         found = await (store.get_resources_by_id(resources_id) if resources_id else store.get_latest_resources())
         function, arguments = bound(agent, rollout, {} if found is None else found.resources)
         try:
-            if inspect.iscoroutinefunction(inspect.unwrap(function)):
+            # decorators of the user's stay: one may run the coroutine itself
+            users = inspect.unwrap(function, stop=lambda each: not isinstance(each, RolloutFunction))
+            if inspect.iscoroutinefunction(users):
                 return await function(**arguments)
             returned = await self._in_thread(contextvars.copy_context(), function, arguments)
             return await returned if inspect.isawaitable(returned) else returned
