@@ -10,7 +10,7 @@ import threading
 import time
 from functools import wraps
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -266,7 +266,11 @@ async def test_a_store_is_served_and_used() -> None:
     server = agl.LightningStoreServer(agl.InMemoryLightningStore(), "127.0.0.1", 0)
     await server.start()
     client = agl.LightningStoreClient(server.endpoint, server.key)
-    resources = {"main_llm": agl.LLM("http://x/v1", "m"), "main": agl.PromptTemplate("{q}")}
+    sampling = MappingProxyType({"temperature": 0.5})
+    resources = {
+        "main_llm": agl.LLM("http://x/v1", "m", sampling_parameters=sampling),
+        "main": agl.PromptTemplate("{q}"),
+    }
     update = await client.add_resources(resources)
     assert (await client.get_latest_resources()) == update
     assert update.resources == resources

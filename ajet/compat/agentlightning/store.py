@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, TypeVar, cast
 
 from msgspec import UNSET
@@ -358,7 +358,9 @@ def _plain(resources: NamedResources) -> dict[str, Any]:
 def _as_json(name: str, resource: Any) -> dict[str, Any]:
     for kind, made_of in RESOURCES.items():
         if isinstance(resource, made_of):
-            return {"resource_type": kind, **asdict(resource)}
+            given = {each.name: getattr(resource, each.name) for each in fields(made_of)}  # a subclass may have more
+            plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in given.items()}
+            return {"resource_type": kind, **plain}
     raise UserError(f"resource {name!r} is a {type(resource).__name__}: resources are LLM and PromptTemplate")
 
 
@@ -369,8 +371,7 @@ def _update(found: Resources) -> ResourcesUpdate:
 def _as_object(value: Any) -> Any:
     if not isinstance(value, dict) or value.get("resource_type") not in RESOURCES:
         return value
-    fields = {name: item for name, item in value.items() if name != "resource_type"}
-    return RESOURCES[value["resource_type"]](**fields)
+    return RESOURCES[value["resource_type"]](**{name: item for name, item in value.items() if name != "resource_type"})
 
 
 def _attempted(found: Any) -> AttemptedRollout:
