@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -331,5 +331,8 @@ def _block(arguments: list[str], environment: Mapping[str, str]) -> Iterator[sub
     try:
         yield process
     finally:
+        process.terminate()  # it ends Ray's other processes in order, and hangs if their head is gone before
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10)
         end_all(RAY_RUN, environment[RAY_RUN], session=process.pid)
         process.wait()

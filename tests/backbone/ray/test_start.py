@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ajet.backbone.ray.start import (
 )
 from ajet.schema.errors import MissingDependencyError, UserError
 from ajet.system.processes import RAY_RUN
+from support.waiting import wait_until
 
 
 def test_gpus_that_are_missing_or_in_use_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,12 +76,39 @@ def test_waiting_for_the_head_ends_with_a_clear_message() -> None:
         wait_for_port("127.0.0.1", server.getsockname()[1], 5, what="the head")
 
 
+def put_in_rays_place(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "ray").write_text(f"#!/bin/sh\n{script}")
+    (folder / "ray").chmod(0o755)
+    ending_with_us = start.ending_with_us
+    monkeypatch.setattr(start, "ending_with_us", lambda command: ending_with_us([str(folder / "ray"), *command[1:]]))
+
+
+ENDS_ITS_OWN = """
+(trap 'echo own >> {log}; exit' TERM; touch {log}; while :; do sleep 0.05; done) & own=$!
+trap 'sleep 0.3; echo ray >> {log}; kill $own; wait $own; exit' TERM
+until [ -e {log} ]; do sleep 0.05; done
+touch {ready}
+wait
+"""
+
+
+def test_ray_is_asked_to_end_before_the_processes_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says goodbye to its head, and waits for the answer of one that is gone."""
+    log, ready = tmp_path / "log", tmp_path / "ready"
+    put_in_rays_place(ENDS_ITS_OWN.format(log=log, ready=ready), tmp_path, monkeypatch)
+    environment = {RAY_RUN: "mark-of-rays-end", "PATH": os.environ["PATH"]}
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        place = ClusterPlace("127.0.0.1", head.getsockname()[1], rank=0, nodes=1)
+        with start.cluster_head(place, tmp_path, Machine("cpu"), environment):
+            wait_until(ready.exists)
+    assert log.read_text().split() == ["ray", "own"]
+
+
 def test_a_ray_that_does_not_start_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a MASTER_PORT among those that Ray gives its workers."""
-    (tmp_path / "ray").write_text("#!/bin/sh\nexit 3\n")
-    (tmp_path / "ray").chmod(0o755)
-    ending_with_us = start.ending_with_us
-    monkeypatch.setattr(start, "ending_with_us", lambda command: ending_with_us([str(tmp_path / "ray"), *command[1:]]))
+    put_in_rays_place("exit 3\n", tmp_path, monkeypatch)
     environment = {RAY_RUN: "mark-of-this-test"}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
