@@ -283,9 +283,6 @@ def _text(text: str) -> str:
 # ---------------------------------------------------------------- the curve
 
 
-Points = list[tuple[float, float]]
-
-
 def _picture(title: str, records: Sequence[Record]) -> str:
     """Mean and range of the validations over the seeds, and the mean of training."""
     validation = _by_step(records, "validation")
