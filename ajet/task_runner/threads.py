@@ -169,7 +169,7 @@ class EpisodeThread(Generic[T]):
         self.result.set_running_or_notify_cancel()
         self.released_at: float | None = None
         """When the episode ended, on the monotonic clock; None while it is running."""
-        self._work = work
+        self._work: Callable[[], Coroutine[Any, Any, T]] | None = work
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[T] | None = None
@@ -257,7 +257,9 @@ class EpisodeThread(Generic[T]):
             self._loop, self._task = asyncio.get_running_loop(), task
             if self._cancelled:
                 task.cancel()
-        return await self._work()
+        work, self._work = self._work, None  # it leads back to this thread: an episode that has ended is freed at once
+        assert work is not None
+        return await work()
 
     def _leave(self) -> None:
         with self._lock:
@@ -271,6 +273,9 @@ def _for_the_service_loop(error: BaseException) -> Exception:
 
 class EpisodeThreads:
     """All episode threads of a process. Used on the service loop only."""
+
+    _frozen = False
+    """Whether the process has frozen what it loaded by its first episode."""
 
     def __init__(self, max_lost: int = MAX_LOST, *, collect_garbage: bool = False, grace_s: float = GRACE_S) -> None:
         self._max_lost = max_lost
@@ -321,7 +326,8 @@ class EpisodeThreads:
         if first or (self._collect and time.monotonic() - (self._collected_at or 0.0) > COLLECT_EVERY_S):
             gc.collect()
             self._collected_at = time.monotonic()
-        if first and gc.get_freeze_count() == 0:  # once per process: garbage of a later run must be collected
+        if first and not EpisodeThreads._frozen:  # once per process: garbage of a later run must be collected
+            EpisodeThreads._frozen = True
             gc.freeze()
 
     async def interrupt_all(self) -> None:

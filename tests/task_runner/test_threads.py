@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ def test_an_interrupt_never_hits_a_thread_that_is_being_started() -> None:
 def test_what_lives_after_the_first_episode_is_left_alone_by_later_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
-    monkeypatch.setattr(gc, "get_freeze_count", lambda: len(frozen))
+    monkeypatch.setattr(EpisodeThreads, "_frozen", False)
 
     async def two_runs() -> None:
         for _ in range(2):
@@ -44,6 +46,28 @@ def test_what_lives_after_the_first_episode_is_left_alone_by_later_collections(m
 
     asyncio.run(two_runs())
     assert frozen == [1]
+
+
+def test_an_episode_that_has_ended_is_freed_without_a_collection() -> None:
+    class Kept:
+        thread: EpisodeThread[int] | None = None
+
+    kept = Kept()
+
+    async def work_of(kept: Kept) -> int:
+        return 1
+
+    thread = EpisodeThread(partial(work_of, kept), "freed")
+    kept.thread, freed = thread, weakref.ref(kept)  # as an attempt holds the thread that runs it
+    gc.disable()
+    try:
+        thread.start()
+        assert thread.result.result(10) == 1
+        thread._thread.join(10)
+        del kept
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("own_factory", [False, True], ids=["ours", "the user's"])
