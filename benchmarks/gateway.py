@@ -5,7 +5,8 @@ tracking, parsing. With one call at a time it answers immediately. With many it 
 `max_tokens` says (50 plus random milliseconds), so that the calls really overlap, and its reply begins with the
 microseconds it actually took, which are subtracted (timers are up to a millisecond late). A raw asyncio client (bytes
 in, bytes out) plays the agents in another process, so that its cost is not counted. Bodies have 20 messages and 2
-tools. Each conversation grows as agents' conversations do, so the tracker mostly extends recorded calls.
+tools. Each conversation grows as agents' conversations do, so the tracker mostly extends recorded calls. Garbage is
+collected as in a run and in `ajet serve`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ajet.engine.model_source import ModelSource
 from ajet.gateway import EpisodeKey, Gateway, GatewaySettings
 from ajet.gateway.chat import EpisodeSession, SessionSettings, pick_parser
 from ajet.schema.chat import Completion, EngineCapabilities, GenerateRequest
+from ajet.task_runner.runtime import GARBAGE
 
 REPLY_TOKENS = 50
 TOOLS = [
@@ -232,6 +234,9 @@ async def main() -> None:
     host = Host()
     await host.gateway.start()
     await measure(host, 4, 50)  # warm
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GARBAGE)
     figures["stub_engine"] = [
         await measure(host, concurrency, calls // (4 if quick else 1), engine_ms)
         for concurrency, calls, engine_ms in ((1, 1000, 0), (16, 120, 50), (256, 12, 800))

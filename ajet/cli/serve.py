@@ -51,6 +51,7 @@ def run(argv: Sequence[str]) -> int:
 async def _serve(arguments: Namespace) -> int:
     from ajet.cli.targets import target_config
     from ajet.task_runner.model import load_model
+    from ajet.task_runner.runtime import GARBAGE
 
     config = target_config(arguments.target, arguments.overrides)
     model = load_model(config)
@@ -60,6 +61,7 @@ async def _serve(arguments: Namespace) -> int:
         await model.engine.ready()
         gc.collect()
         gc.freeze()  # what is loaded by now stays: going through it again and again would hold up all answers
+        gc.set_threshold(*GARBAGE)
         stop = interruption()  # before it is said: whoever reads the line may send the signal
         print(f"{arguments.target} at {gateway.base_url} (Ctrl-C to stop)", flush=True)
         await stop.wait()
