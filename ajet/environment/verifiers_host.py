@@ -120,16 +120,23 @@ async def _play(env: Any, known: dict[int, Any], request: dict[str, Any]) -> dic
     errors = [str(error) for error in episode.errors]
     errors += [str(error) for trace in episode.traces for error in trace.errors]
     trained = [trace for trace in episode.traces if trace.agent is None or trace.agent.trainable]
+    errors += [f"it ended by {trace.stop_condition}" for trace in trained if trace.is_timeout]
     metrics: dict[str, float] = {}
     for trace in trained:
         for name, value in trace.metrics.items():
-            metrics[str(name)] = float(value)
+            if value is not None:
+                metrics[str(name)] = float(value)
     return {
-        "ok": episode.ok,
+        "acted": all(trace.ok or trace.timing.finalize.start for trace in trained),
         "errors": errors,
-        "rewards": [float(trace.reward) for trace in trained],
+        "rewards": [_reward(trace) for trace in trained] if episode.ok else [],
         "metrics": metrics,
     }
+
+
+def _reward(trace: Any) -> float | None:
+    """None if a part of it is missing: verifiers takes that for 0."""
+    return float(trace.reward) if trace.rewards and None not in trace.rewards.values() else None
 
 
 if __name__ == "__main__":

@@ -93,6 +93,9 @@ async def run_workflow(
         except UnusableResultError as error:  # the agent's doing, which no workflow need foresee
             result.finished, result.reward, result.is_success = True, 0.0, False
             result.metadata = {"unusable_result": str(error)}
+        except JudgeFault as error:  # of a workflow that has others play and judge: the agent is not to blame
+            _blame(result, "judge", error)
+            result.finished = True
         except BaseException as error:  # noqa: BLE001 - what user code raises, even sys.exit, ends only its episode
             _blame(result, "output" if result.finished or isinstance(error, RewardError) else "workflow", error)
             result.finished = False
@@ -115,7 +118,7 @@ async def judge_result(
     on_judge: Callable[[], None] = lambda: None,
 ) -> None:
     """Ask the judge if the workflow gave no reward, and note what it says. `output`: the workflow's, if it finished."""
-    if judge_ is None or result.reward is not None or result.debugger_quit:
+    if judge_ is None or result.reward is not None or result.debugger_quit or result.failed_in == "judge":
         return
     started = time.perf_counter()
     if output is not None and result.finished:

@@ -7,7 +7,7 @@ Every model call goes through the gateway, so it is trained on exactly the token
 from __future__ import annotations
 
 from ajet.environment.verifiers_client import host_options, shared_host
-from ajet.schema.errors import EnvironmentFault
+from ajet.schema.errors import EnvironmentFault, JudgeFault
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow import Workflow
@@ -25,8 +25,10 @@ class VerifiersWorkflow(Workflow):
         access = tuner.as_oai_baseurl_apikey()
         index = int(workflow_task.task.metadata["index"])
         played = await host.play(index, access.base_url, access.api_key, access.model)
-        if not played["ok"] or not played["rewards"]:
-            said = "; ".join(played["errors"]) or "it gave no reward and no reason"
-            raise EnvironmentFault(f"verifiers could not finish the episode: {said[-ERROR_CHARS:]}")
+        said = "; ".join(played["errors"])[-ERROR_CHARS:] or "it gave no reason"
+        if not played["acted"]:
+            raise EnvironmentFault(f"verifiers could not finish the episode: {said}")
+        if not played["rewards"] or None in played["rewards"]:
+            raise JudgeFault(f"verifiers gave the episode no reward: {said}")
         reward = sum(played["rewards"]) / len(played["rewards"])
         return WorkflowOutput(reward=reward, log_metrics=played["metrics"])

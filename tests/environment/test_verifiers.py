@@ -23,6 +23,8 @@ PYTHON = os.environ.get("AJET_VERIFIERS_PYTHON")
 needs_verifiers = pytest.mark.skipif(not PYTHON, reason="AJET_VERIFIERS_PYTHON names no interpreter with verifiers")
 
 TASKSET = """
+import asyncio
+
 import verifiers.v1 as vf
 
 
@@ -35,6 +37,8 @@ class AdditionTask(vf.Task[AdditionData]):
     async def right(self, trace: vf.Trace) -> float:
         if "9" in self.data.prompt:
             raise RuntimeError("no reward for nines")
+        if "8" in self.data.prompt:
+            await asyncio.sleep(60)
         said = [node.message for node in trace.nodes if getattr(node.message, "role", "") == "assistant"]
         return float(bool(said) and str(said[-1].content).strip() == self.data.answer)
 
@@ -71,6 +75,7 @@ def config_of(
             "compute_madness_checklist": [],
         },
         "task_runner": {"wrapper_type": wrapper},
+        "failure_reward": {"workflow_error": 0, "otherwise": 0},
     }
     (folder / "run.yaml").write_text(json.dumps({"ajet": config}))
     return str(folder / "run.yaml")
@@ -113,13 +118,16 @@ def test_an_environment_is_played_with_exact_tokens(installed: Path, wrapper: st
 
 
 @needs_verifiers
-def test_a_reward_that_raises_ends_its_episode_with_the_reason(installed: Path) -> None:
-    config = load_config(config_of(installed, "10", python=str(installed / "python"), size=10), backbone="debug")
+def test_a_reward_that_is_missing_is_never_a_number(installed: Path) -> None:
+    path = config_of(installed, "10", "9", python=str(installed / "python"), size=10)
+    config = load_config(path, ["task_reader.options.env.agent.timeout.scoring=0.5"], backbone="debug")
     tasks = read_training_tasks(build_reader(config))
     with Runtime(config) as runtime:
-        episode = runtime.run(runtime.pool.run_episode(tasks[-1]))
-    assert episode.status is EpisodeStatus.WORKFLOW_ERROR and episode.reward is None
-    assert episode.failure is not None and "no reward for nines" in episode.failure.message
+        raised = runtime.run(runtime.pool.run_episode(tasks[-1]))
+        slow = runtime.run(runtime.pool.run_episode(tasks[-2]))
+    for episode, said in ((raised, "no reward for nines"), (slow, "scoring_timeout")):
+        assert (episode.status, episode.reward) == (EpisodeStatus.JUDGE_ERROR, None)
+        assert episode.failure is not None and said in episode.failure.message
 
 
 @needs_verifiers

@@ -14,7 +14,7 @@ import pytest
 
 from ajet.environment.sandboxes import SandboxError
 from ajet.schema.episode import Episode, EpisodeStatus, Outcome
-from ajet.schema.errors import ConfigError, EngineError, LostThreadsError, SessionClosedError
+from ajet.schema.errors import ConfigError, EngineError, JudgeFault, LostThreadsError, SessionClosedError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_runner.results import run_workflow
@@ -293,6 +293,16 @@ def test_a_judge_that_answers_wrongly_is_a_fault_and_never_zero(answer: Any) -> 
     assert (episode.status, episode.reward) == (EpisodeStatus.JUDGE_ERROR, None)
     assert episode.failure is not None and episode.failure.kind == "JudgeFault"
     assert len(asked) == 1
+
+
+def test_a_workflow_that_could_not_score_its_episode_is_a_fault_and_never_paid() -> None:
+    async def unscored(_task: WorkflowTask, _tuner: Any) -> WorkflowOutput:
+        raise JudgeFault("the rubric's model is down")
+
+    for judge in (None, judge_that(1.0)):
+        rules = {"judge": judge, "failure_reward__workflow_error": 0}
+        episode = run(lambda rules=rules: runner_of(workflow_that(unscored), **rules))
+        assert (episode.status, episode.reward) == (EpisodeStatus.JUDGE_ERROR, None)
 
 
 @pytest.mark.parametrize("error", [ConnectionError("busy"), SandboxError("it did not start within 60 s")])
