@@ -10,11 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
 import numpy as np
 
 from ajet.observe.run_evidence import Values
-from ajet.observe.run_files import open_regular
+from ajet.observe.run_files import open_regular, whole_record
 
 _LARGEST = 1e300
 _LARGEST_STEP = 2**53
@@ -141,11 +140,8 @@ class MetricsReader:
 
     def _take(self, line: bytes) -> None:
         """A line that holds no step is left out, and named."""
-        try:
-            record = msgspec.json.decode(line)
-        except (ValueError, RecursionError):
-            record = None
-        step = record.pop("step", None) if isinstance(record, dict) else None
+        record = whole_record(line.decode(errors="replace")) or {}
+        step = record.pop("step", None)
         if type(step) is not int or abs(step) >= _LARGEST_STEP:
             self._problem = f"{self._path}, line {self._lines}: not a step's metrics, and left out"
             return

@@ -102,6 +102,12 @@ def test_steps_without_a_finite_number_are_named(tmp_path: Path) -> None:
     assert reader.chart(Shown(("loss",)))["problem"] == "", "a later line of a step counts"
 
 
+def test_a_bare_nan_costs_no_other_metric_of_its_step(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN, "kl": -Infinity, "reward": 0.5}\n')
+    columns = MetricsReader(tmp_path / "metrics.jsonl").columns()
+    assert columns["series"] == {"kl": [None], "loss": [None], "reward": [0.5]} and not columns["problem"]
+
+
 def test_columns_are_in_the_order_of_steps(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, {"step": 3, "a": 3}, {"step": 1, "a": 1}, {"step": 3, "b": "nan"}, {"step": 2, "b": 2.5})
