@@ -345,7 +345,7 @@ class BackgroundSink:
         *,
         capacity: int = 10_000,
         retry_seconds: float = 30.0,
-        close_seconds: float = 10.0,
+        close_seconds: float = 30.0,
     ) -> None:
         self._name = name
         self._build = build
@@ -379,6 +379,11 @@ class BackgroundSink:
         missing = self._lost + len(self._waiting)
         if missing:
             logger.warning("tracker %s missed %d steps; metrics.jsonl has them", self._name, missing)
+        elif self._thread.is_alive():
+            said = (
+                "tracker %s was not done %g s after the run's end and may lack the last steps; metrics.jsonl has them"
+            )
+            logger.warning(said, self._name, self._close_seconds)
 
     def _run(self) -> None:
         sink: MetricsSink | None = None

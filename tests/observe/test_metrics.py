@@ -119,6 +119,21 @@ def test_a_hanging_tracker_never_blocks_and_says_what_it_lost(caplog: pytest.Log
     assert "missed 1000 steps" in caplog.text or "missed 999 steps" in caplog.text
 
 
+def test_a_tracker_that_is_slow_to_close_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Uploading(Recording):
+        def close(self) -> None:
+            uploaded.wait()
+
+    uploaded, inner = threading.Event(), Uploading()
+    sink = BackgroundSink("t", lambda: inner, close_seconds=0.05)
+    sink.log(0, {"a": 1.0})
+    wait_until(lambda: not sink._waiting)
+    with caplog.at_level("WARNING", logger="ajet"):
+        sink.close()
+    uploaded.set()
+    assert "tracker t was not done 0.05 s after the run's end" in caplog.text
+
+
 def test_a_sink_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "class MySink:\n"
