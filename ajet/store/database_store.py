@@ -20,7 +20,7 @@ from ajet.store import requests as ask
 from ajet.store.context import AnsweredMeanwhile, Context, StoreCaller
 from ajet.store.operations import DELETE_AT_ONCE, EXPIRE_AT_ONCE, carry_out, delete_old, expire_overdue
 from ajet.store.records import AttemptedRollout
-from ajet.store.requests import READING, REGAINED, StoreRequest, StoreUnavailableError, checked_copy
+from ajet.store.requests import READING, REGAINED, StoreError, StoreRequest, StoreUnavailableError, checked_copy
 from ajet.store.rollout_store import RolloutStore
 from ajet.store.sqlite import SqliteDatabase
 from ajet.store.tables import Events, Tables
@@ -294,7 +294,7 @@ class DatabaseStore(RolloutStore):
             following: float | None = None
             try:
                 following = await self.expire_overdue()
-            except StoreUnavailableError as error:
+            except StoreError as error:
                 log.warning("the store's watchdog: %s", error)
             left = WATCH_S if following is None else min(max(following - self._clock(), 0.01), WATCH_S)
             await asyncio.sleep(left)

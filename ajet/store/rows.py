@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ from ajet.store.records import Attempt, AttemptStatus, Json, Rollout, RolloutCon
 from ajet.store.requests import StoreError
 
 Row = Sequence[Any]
+T = TypeVar("T")
 
 
 class RolloutBody(msgspec.Struct, frozen=True, gc=False):
@@ -67,7 +68,7 @@ ROLLOUT_COLUMNS = 13
 
 
 def stored_from(row: Row) -> Stored:
-    body = _NO_INPUT if row[12] is None else _decode_rollout(row[12])
+    body = _NO_INPUT if row[12] is None else _decoded(_decode_rollout, row[12], row[1])
     rollout = Rollout(
         rollout_id=row[1],
         status=_ROLLOUT_STATUS[row[2]],
@@ -98,7 +99,7 @@ def _config(data: bytes) -> RolloutConfig:
 
 
 def attempt_from(row: Row, rollout_id: str) -> Attempt:
-    body = AttemptBody({}, None) if row[8] == _EMPTY_ATTEMPT else _decode_attempt(row[8])
+    body = AttemptBody({}, None) if row[8] == _EMPTY_ATTEMPT else _decoded(_decode_attempt, row[8], rollout_id)
     return Attempt(
         rollout_id=rollout_id,
         sequence_id=row[0],
@@ -111,6 +112,14 @@ def attempt_from(row: Row, rollout_id: str) -> Attempt:
         metadata=body.metadata,
         result=body.result,
     )
+
+
+def _decoded(decode: Callable[[bytes], T], body: bytes, rollout_id: str) -> T:
+    """Raises a StoreError that names the rollout: those that came together with it are answered."""
+    try:
+        return decode(body)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"rollout {rollout_id}: what the store holds of it is damaged: {error}") from error
 
 
 Run = Callable[[str], Any]

@@ -565,6 +565,19 @@ async def test_a_batch_that_the_database_cant_commit_is_sent_again(monkeypatch: 
         assert sum((await at.store.statistics()).rollouts.values()) == 2
 
 
+async def test_a_damaged_record_is_refused_by_name_and_what_came_with_it_is_done() -> None:
+    async with served() as at, at.client("runner") as runner:
+        await at.store.enqueue([NewRollout(input=number) for number in range(3)])
+        ids = [names(one) for one in await runner.claim("w", limit=3)]
+        damage = "UPDATE attempt SET body = ? WHERE attempt_id = ?"
+        await at.store.tables(lambda tables: tables._db.rows(damage, (b'{"meta', ids[1][1])))
+        reports = (runner.report(*each, "succeeded") for each in ids)
+        first, refused, last = await asyncio.gather(*reports, return_exceptions=True)
+        assert isinstance(refused, StoreError) and f"rollout {ids[1][0]}: " in str(refused)
+        for done in (first, last):
+            assert not isinstance(done, BaseException) and done.status == "succeeded"
+
+
 @pytest.mark.parametrize(
     ("items", "status", "said"),
     [
