@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from ajet.observe.logs import FileLog, Masker
-from ajet.observe.metrics import MetricsSink, flatten, make_sinks, rewind_metrics
+from ajet.observe.metrics import flatten, make_sinks, rewind_metrics
 from ajet.observe.run_files import EventLog, read_regular
 from ajet.schema.errors import UserError
 from ajet.system.processes import main_memory, output_of
@@ -137,7 +137,7 @@ class ExperimentFolder:
         """Masks this run's secrets."""
         self._lock = lock
         self.events = EventLog(path / "events.jsonl", masker)
-        self.metrics: MetricsSink = make_sinks(config, path, masker, with_trackers=with_trackers)
+        self.metrics = make_sinks(config, path, masker, with_trackers=with_trackers)
         self._log = FileLog(path / "run.log", masker)
         self._earlier: EarlierRun | None = None
         self.resumed = False
@@ -307,7 +307,7 @@ class ExperimentFolder:
 
     def close(self, status: str = "completed", **fields: Any) -> None:
         """Record the end of the run and release the folder. `status`: completed | failed | interrupted."""
-        self.metrics.close()
+        self.metrics.close(in_a_hurry=status == "interrupted")
         self.events.write("ended", status=status, **fields)
         self.events.close()
         self._log.close()

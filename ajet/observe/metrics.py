@@ -42,6 +42,12 @@ class MetricsSink(Protocol):
         """Deliver what is pending."""
 
 
+CLOSE_S = 30.0
+"""How long trackers have at the end of a run to deliver what is pending."""
+HURRIED_CLOSE_S = 5.0
+"""The same if the run was interrupted."""
+
+
 class FanOut:
     """Several sinks as one."""
 
@@ -52,9 +58,17 @@ class FanOut:
         for sink in self.sinks:
             sink.log(step, metrics)
 
-    def close(self) -> None:
+    def close(self, *, in_a_hurry: bool = False) -> None:
+        """Trackers deliver what is pending at the same time."""
+        deadline = time.monotonic() + (HURRIED_CLOSE_S if in_a_hurry else CLOSE_S)
         for sink in self.sinks:
-            sink.close()
+            if isinstance(sink, BackgroundSink):
+                sink.end()
+        for sink in self.sinks:
+            if isinstance(sink, BackgroundSink):
+                sink.close(max(0.0, deadline - time.monotonic()))
+            else:
+                sink.close()
 
 
 class JsonlSink:
@@ -148,7 +162,7 @@ def as_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
     return {name: plain(value) for name, value in metrics.items()}
 
 
-def make_sinks(config: Any, folder: Path, masker: Masker, *, with_trackers: bool = True) -> MetricsSink:
+def make_sinks(config: Any, folder: Path, masker: Masker, *, with_trackers: bool = True) -> FanOut:
     """`metrics.jsonl`, and the trackers of `trainer_common.logger`.
 
     `console` and `file` in that list stand for what is always on: the progress display and `metrics.jsonl`.
@@ -345,14 +359,12 @@ class BackgroundSink:
         *,
         capacity: int = 10_000,
         retry_seconds: float = 30.0,
-        close_seconds: float = 30.0,
     ) -> None:
         self._name = name
         self._build = build
         self._masker = masker or Masker()
         self._capacity = capacity
         self._retry_seconds = retry_seconds
-        self._close_seconds = close_seconds
         self._waiting: deque[tuple[int, dict[str, float]]] = deque()
         self._change = threading.Condition()
         self._closing = False
@@ -370,20 +382,21 @@ class BackgroundSink:
             self._waiting.append(entry)
             self._change.notify()
 
-    def close(self) -> None:
-        """Deliver what is pending, for at most `close_seconds`."""
+    def end(self) -> None:
+        """Nothing more will come: deliver what is pending, and close."""
         with self._change:
             self._closing = True
             self._change.notify()
-        self._thread.join(self._close_seconds)
+
+    def close(self, within_s: float = CLOSE_S) -> None:
+        self.end()
+        self._thread.join(within_s)
         missing = self._lost + len(self._waiting)
         if missing:
             logger.warning("tracker %s missed %d steps; metrics.jsonl has them", self._name, missing)
         elif self._thread.is_alive():
-            said = (
-                "tracker %s was not done %g s after the run's end and may lack the last steps; metrics.jsonl has them"
-            )
-            logger.warning(said, self._name, self._close_seconds)
+            said = "tracker %s took too long at the run's end and may lack the last steps; metrics.jsonl has them"
+            logger.warning(said, self._name)
 
     def _run(self) -> None:
         sink: MetricsSink | None = None
