@@ -36,6 +36,7 @@ from ajet.schema.errors import (
 from ajet.schema.install import written_for_another_agentscope
 from ajet.schema.task import WorkflowOutput, WorkflowTask, scalar
 from ajet.task_judge.base_judge import BaseJudge, Judgement, Later, validate_reward
+from ajet.task_judge.helper import HelperBudgetError, HelperError
 from ajet.task_runner.attempt import AskEnding, EarlyEnding, EmittedSpans, WorkflowResult, finite_rewards, plain, shown
 from ajet.task_runner.environments import LeasedSandbox, enter
 from ajet.task_runner.thread_control import WorkflowInterrupted, call_off_loop
@@ -195,17 +196,28 @@ async def _judge(
 async def _judge_early(
     result: WorkflowResult, judge_: BaseJudge, workflow_task: WorkflowTask, early: EarlyEnding, retries: int
 ) -> None:
-    """A judge that needs what the workflow would have returned may raise here: that is no fault of its own."""
+    """A judge that needs what the workflow would have returned may raise here: that is no fault of its own, unless its
+    helper model or environment failed."""
     try:
         judgement = await _ask(judge_, workflow_task, early.output(), retries, logging.DEBUG)
     except WorkflowInterrupted:
         raise
     except BaseException as error:  # noqa: BLE001 - user code, as above
-        result.unjudged, result.debugger_quit = describe(error), _quits(error)
+        if _asked_in_vain(error):
+            _blame(result, "judge", error)
+            result.finished = True
+        else:
+            result.unjudged, result.debugger_quit = describe(error), _quits(error)
     else:
         _note(result, judgement)
         if result.later is not None:
             result.judged = early.output().metadata
+
+
+def _asked_in_vain(error: BaseException) -> bool:
+    """Whether a judge failed because what it asks did: that says nothing about the episode, which nothing then pays."""
+    helper = any(isinstance(link, HelperError | HelperBudgetError) for link in error_chain(error))
+    return helper or _environment_error(error) == "unavailable"
 
 
 def _note(result: WorkflowResult, judgement: Judgement | Later) -> None:

@@ -14,9 +14,17 @@ import pytest
 
 from ajet.environment.sandboxes import SandboxError
 from ajet.schema.episode import Episode, EpisodeStatus, Outcome
-from ajet.schema.errors import ConfigError, EngineError, JudgeFault, LostThreadsError, SessionClosedError
+from ajet.schema.errors import (
+    ConfigError,
+    EngineError,
+    EnvironmentUnavailableError,
+    JudgeFault,
+    LostThreadsError,
+    SessionClosedError,
+)
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
+from ajet.task_judge.helper import HelperBudgetError, HelperError
 from ajet.task_runner.results import run_workflow
 from ajet.task_runner.runner import TaskRunner
 from ajet.task_runner.threads import ThreadRunner
@@ -386,6 +394,25 @@ def test_a_judge_that_cannot_judge_an_early_end_is_not_at_fault(caplog: pytest.L
         assert episode.failure is not None and episode.failure.kind == "BadRequestError"
     told = [record.getMessage() for record in caplog.records if "can't judge an episode" in record.getMessage()]
     assert len(told) == 1 and "KeyError" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (HelperError("it is down"), EpisodeStatus.JUDGE_ERROR),
+        (HelperBudgetError("it is used up"), EpisodeStatus.JUDGE_ERROR),
+        (EnvironmentUnavailableError("it is down"), EpisodeStatus.ENVIRONMENT_ERROR),
+    ],
+)
+def test_an_early_end_that_a_dead_service_kept_from_its_judge_is_not_paid(
+    error: Exception, status: EpisodeStatus
+) -> None:
+    def asking() -> None:
+        raise error
+
+    rules = {"max_model_len": 10, "failure_reward__otherwise": -0.25}
+    episode = run(lambda: runner_of(Growing, "hello", judge=judge_that(asking), **rules))
+    assert (episode.status, episode.reward) == (status, None)
 
 
 def test_a_reward_given_on_the_way_counts_before_otherwise() -> None:
