@@ -324,11 +324,17 @@ def fingerprint(config: Config, tasks: Sequence[Task]) -> dict[str, str]:
 
 
 def _task_text(task: Task) -> str:
-    """A task as JSON. What JSON can't hold, such as a picture, is written by its `repr`, without addresses."""
+    """A task as JSON. What JSON can't hold is written by its `repr`, without addresses; a picture or an array, whose
+    `repr` doesn't show all of it, by its bytes too."""
     try:
         return task.model_dump_json()
     except ValueError:
-        return json.dumps(task.model_dump(), default=lambda value: re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)))
+        return json.dumps(task.model_dump(), default=_opaque)
+
+
+def _opaque(value: Any) -> str:
+    named = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    return f"{named} {_digest(value.tobytes())}" if hasattr(value, "tobytes") else named
 
 
 def _with_imports(file: Path, found: set[Path]) -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ajet
@@ -169,6 +170,10 @@ def test_a_fingerprint_of_tasks_that_json_can_not_hold() -> None:
     assert found(image=b"\xff", picture=Picture("cat")) == found(image=b"\xff", picture=Picture("cat"))
     assert found(image=b"\xff") != found(image=b"\xfe")
     assert found(picture=Picture("cat")) != found(picture=Picture("dog"))
+    pixels = np.zeros((64, 64))
+    before = found(pixels=pixels.copy())
+    pixels[32, 32] = 1
+    assert found(pixels=pixels) != before, "its repr shows only the edges"
 
 
 def test_a_fingerprint_holds_the_modules_of_packages(tmp_path: Path) -> None:
