@@ -6,7 +6,6 @@ import logging
 import math
 import re
 import shutil
-import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -203,7 +202,7 @@ def before_and_after(steps: list[dict[str, Any]], file: Path, width: int) -> lis
                 return []
             task = max(gains, key=lambda task: gains[task])
             recorded = [store.get(tried[task]["episode_id"]) for tried in (before, after)]
-    except (EpisodeStoreError, sqlite3.Error) as error:
+    except EpisodeStoreError as error:
         log.warning("the report shows no episodes: %s", error)
         return []
     lines = [f"{LABEL.format('question')}{_shortened(recorded[0].query or _trail(recorded[0].episode)[0], width)}"]

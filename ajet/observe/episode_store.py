@@ -6,9 +6,11 @@ Lists come from narrow rows that the database filters and sorts; an episode's bo
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -95,6 +97,15 @@ class EpisodeStore:
     def close(self) -> None:
         self._connection.close()
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """One thread at a time. A part of the file may be damaged although it could be opened."""
+        with self._lock:
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise EpisodeStoreError(f"{self.path}: {error}") from error
+
     def page(
         self,
         where: EpisodeFilter | None = None,
@@ -110,7 +121,7 @@ class EpisodeStore:
         condition, values = _condition(where or EpisodeFilter())
         direction = "DESC" if descending else "ASC"
         order = f"{sort} IS NULL, {sort} {direction}, id {direction}"
-        with self._lock:
+        with self._reading():
             total = self._connection.execute(f"SELECT count(*) FROM episode WHERE {condition}", values).fetchone()[0]
             # the page's ids first: sorting whole rows would move their text along
             rows = self._connection.execute(
@@ -123,13 +134,13 @@ class EpisodeStore:
     def ids(self, where: EpisodeFilter | None = None) -> list[str]:
         """The ids of these episodes, in the order of recording."""
         condition, values = _condition(where or EpisodeFilter())
-        with self._lock:
+        with self._reading():
             query = f"SELECT episode_id FROM episode WHERE {condition} ORDER BY id"
             return [row[0] for row in self._connection.execute(query, values)]
 
     def get(self, episode_id: str) -> RecordedEpisode:
         """One episode with everything known about it."""
-        with self._lock:
+        with self._reading():
             row = self._connection.execute(
                 "SELECT step, validation, recorded, preview, body.data AS body, annotation.data AS annotation, query "
                 "FROM episode JOIN body USING (id) LEFT JOIN annotation USING (id) LEFT JOIN task USING (task_id) "
@@ -188,7 +199,7 @@ class EpisodeStore:
 
     def rows(self, query: str, values: Mapping[str, Any] = _NOTHING) -> list[Any]:
         """The rows of a query of ours; what users gave comes in `values` only."""
-        with self._lock:
+        with self._reading():
             return self._connection.execute(query, values).fetchall()
 
     def token_bytes(self, ids: list[int]) -> dict[int, bytes]:
@@ -198,7 +209,7 @@ class EpisodeStore:
 
     def facets(self) -> Facets:
         """The values to filter by, counted again only after something was written."""
-        with self._lock:
+        with self._reading():
             version = self._connection.execute("PRAGMA data_version").fetchone()[0]
             if self._facets is None or self._facets[0] != version:
                 self._facets = (version, self._count())

@@ -7,7 +7,6 @@ A file that can't be read costs what it would have shown, and no more: the list 
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
@@ -107,7 +106,7 @@ class Reading:
         """What was read; if it can't be, `otherwise`, and the reason is among the problems."""
         try:
             return read()
-        except (UserError, OSError, sqlite3.Error) as error:
+        except (UserError, OSError) as error:
             if str(error) not in self.problems:  # several things are read from one file
                 self.problems.append(str(error))
             return otherwise

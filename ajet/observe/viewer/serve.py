@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import sqlite3
 import threading
 from http import HTTPStatus
 from pathlib import Path
@@ -62,14 +61,12 @@ def create_app(library: Library, access: Access) -> Starlette:
                 return refuse(request, error.status_code, error.detail)
             case ExperimentNotFoundError():
                 return refuse(request, HTTPStatus.NOT_FOUND, str(error))
-            case sqlite3.Error():
-                return refuse(request, HTTPStatus.INTERNAL_SERVER_ERROR, f"episodes.sqlite can't be read: {error}")
             case UnicodeError():
                 detail = f"the URL contains text that can't be read: {error}"
                 return refuse(request, HTTPStatus.BAD_REQUEST, detail)
         return refuse(request, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
-    known = (HTTPException, UserError, UnicodeError, sqlite3.Error, OSError)
+    known = (HTTPException, UserError, UnicodeError, OSError)
     return Starlette(
         routes=[*pages.routes(), *Data(library).routes(), *NotesApi(library).routes()],
         middleware=[

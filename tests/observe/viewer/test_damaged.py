@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ajet.cli.main import main
 from ajet.cli.runs import run as runs
 from ajet.observe.viewer.library import Experiment
 from ajet.schema.errors import UserError
@@ -110,6 +111,23 @@ def test_a_damaged_episode_fails_alone(experiments: Path, tmp_path: Path) -> Non
     assert answer.status_code == 500 and f"episode '{first}': the episode record is damaged" in answer.json()["error"]
     assert visitor.get(f"/api/x/math-agent/episode/{second}").status_code == 200
     assert "the record of a task is damaged" in visitor.get(f"/api/x/math-agent/task/{task}").json()["error"]
+
+
+def test_a_file_that_is_damaged_within_is_named(
+    experiments: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(experiments / "math-agent", folder)
+    with sqlite3.connect(folder / "episodes.sqlite") as connection:
+        (first,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'body'").fetchone()
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with (folder / "episodes.sqlite").open("r+b") as file:
+        file.seek((first - 1) * 4096)
+        file.write(b"\xff" * 4096)
+    for command in (["diagnose", str(folder)], ["export", "episodes", str(folder), str(tmp_path / "all.jsonl")]):
+        assert main(command) == 2
+        assert capsys.readouterr().err.startswith(f"error: {folder}/episodes.sqlite: database disk image is malformed")
+    assert signed_in(tmp_path).get("/api/x/run/episodes").status_code == 200
 
 
 def test_values_of_another_kind_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
