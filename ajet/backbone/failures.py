@@ -99,11 +99,9 @@ def warn_of(step: int, metrics: Mapping[str, float]) -> None:
                 *(silent, metrics[f"{prefix}episode/count"], when),
             )
     if metrics.get("val/failed_share") == 1:
-        log.warning(
-            "%s has no score, because all of its %d episodes failed: its checkpoint can't be the best one, and "
-            "early_stop passes over it",
-            *(validation, metrics["val/episode/count"]),
-        )
+        then = ": its checkpoint can't be the best one, and early_stop passes over it" if step else ""
+        failed = metrics["val/episode/count"]
+        log.warning("%s has no score, because all of its %d episodes failed%s", validation, failed, then)
 
 
 BARREN_STEPS = 5

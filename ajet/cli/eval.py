@@ -32,8 +32,10 @@ def run(argv: Sequence[str]) -> int:
     from ajet.backbone.evaluation import BASE, play
     from ajet.backbone.launch import last_error
     from ajet.config.loader import load_config
+    from ajet.observe.logs import log_to_terminal
     from ajet.system.services import yaml_services
 
+    log_to_terminal(quiet=arguments.json)
     config = load_config(arguments.conf, arguments.overrides, backbone="debug")  # which trains nothing, with any engine
     models = arguments.model or [BASE]
     for what, names in (("--model", models), ("--tasks", [file.stem for file in arguments.tasks])):
@@ -52,8 +54,6 @@ def run(argv: Sequence[str]) -> int:
                     print(f"interrupted; the same command goes on from {arguments.out}", file=sys.stderr)
                 raise
             found += [cell.evaluation() for cell in of_model]
-    if arguments.html is not None:
-        _write_html(arguments.html, found)
     if arguments.json:
         print(json.dumps(_flat(found[0]) if simple else _as_json(found)))
     elif simple:
@@ -61,6 +61,8 @@ def run(argv: Sequence[str]) -> int:
     else:
         _show_all(found)
     _tell_failures(found)
+    if arguments.html is not None:
+        _write_html(arguments.html, found)
     if logged.lost or not all(one.rewards for one in found):
         return EXIT_FAILED
     return _verdict([one for one in found if one.model == models[-1]], arguments.fail_under)

@@ -263,6 +263,19 @@ def test_a_server_that_is_down(toy: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "127.0.0.1" in printed.err + printed.out and "Traceback" not in printed.err
 
 
+def test_warnings_are_shown(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    silent = 'if workflow_task.task_id == "t0": return WorkflowOutput(reward=1.0)'
+    (toy / "ask.py").write_text(WORKFLOW.replace("client = ", f"{silent}\n        client = "))
+    assert evaluated("-n", "1") == 0
+    assert "1 of 6 episodes of the validation made no model call that was recorded" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written_costs_no_result(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluated("-n", "1", "--html", str(toy)) == 2
+    printed = capsys.readouterr()
+    assert "success" in printed.out and f"{toy}: Is a directory" in printed.err
+
+
 def test_an_environment_is_evaluated(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (toy / "guess.py").write_text(ENVIRONMENT)
     keys = ("rollout.environment=guess.py->Guess", "rollout.user_workflow=guess.py->Play")
