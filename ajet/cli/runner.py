@@ -134,10 +134,12 @@ class _Runner:
         for number in range(count):
             self._workers.start(number)
         workers = "1 worker" if count == 1 else f"{count} workers"
-        print(f"{workers} for {self._arguments.connect} (Ctrl-C: finish and stop)", flush=True)
+        print(f"{workers} for {self._arguments.connect} (Ctrl-C: finish and stop; twice: stop)", flush=True)
         return self._watch()
 
-    def _stop(self, *_: object) -> None:
+    def _stop(self, signal_number: int = signal.SIGTERM, *_: object) -> None:
+        if self._stopping and signal_number == signal.SIGINT:  # an episode may take long, or hang
+            self._workers.kill()
         self._stopping = True
         self._workers.stop()
 

@@ -389,6 +389,11 @@ class ForkedWorkers:
         for process in list(self._numbers):
             os.kill(process, signal.SIGTERM)
 
+    def kill(self) -> None:
+        """End all workers, whatever they are doing."""
+        for process in list(self._numbers):
+            kill_all(process)
+
     def wait(self) -> Ended:
         while True:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)

@@ -267,6 +267,23 @@ def test_what_dies_or_is_killed_costs_a_lease(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
+def test_a_second_ctrl_c_ends_a_runner_whose_episode_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(runner: TaskRunner, started: Started) -> None:
+        program, file = started.runner(2), tmp_path / "pid"
+        hanging = asyncio.create_task(episode(runner, "hang", file))
+        await until(lambda: file.exists() and file.read_text())
+        worker = psutil.Process(int(file.read_text()))
+        program.send_signal(signal.SIGINT)
+        await until(lambda: psutil.Process(program.pid).children() == [worker])  # the idle one has ended
+        program.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(program.wait, 60) == 0
+        assert not worker.is_running()
+        hanging.cancel()
+
+    play(tmp_path, scene, monkeypatch)
+
+
+@pytest.mark.slow
 def test_a_runner_that_stays_lost_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(runner: TaskRunner, started: Started) -> None:
         started.runner(1)
