@@ -336,12 +336,14 @@ def _is_delicate(frame: FrameType | None) -> bool:
 
     While a thread is starting another one, CPython identifies both by the same number: the exception could hit the
     wrong one, which would then never report that it has started. A thread that is about to release a lock shared by all
-    threads (of logging, an import or a future) would never release it, and the whole process would wait.
+    threads (of logging, an import or a future) would never release it, and the whole process would wait. A library that
+    is imported in part fails all later episodes.
     """
-    if frame is not None and (frame.f_code in _LOCKING or "importlib" in frame.f_code.co_filename):
+    if frame is not None and frame.f_code in _LOCKING:
         return True
     while frame is not None:
-        if frame.f_code is threading.Thread.start.__code__ or frame.f_code.co_filename == _LOGGING:
+        file = frame.f_code.co_filename
+        if frame.f_code is threading.Thread.start.__code__ or file == _LOGGING or "importlib" in file:
             return True
         frame = frame.f_back
     return False

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 import threading
-from types import FrameType
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
 
 import pytest
 
@@ -47,6 +50,21 @@ def test_a_thread_that_executes_python_meets_it() -> None:
         raise_in(thread, StopError, unless=met.is_set, wake=nothing)
     thread.join()
     assert met.is_set()
+
+
+def test_an_import_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slowly_imported.py").write_text("from held import begun, release\nbegun.set()\nrelease.wait()\n")
+    held: Any = ModuleType("held")
+    held.begun, held.release = threading.Event(), threading.Event()
+    monkeypatch.setitem(sys.modules, "held", held)
+    monkeypatch.syspath_prepend(tmp_path)
+    thread = threading.Thread(target=importlib.import_module, args=["slowly_imported"], daemon=True)
+    thread.start()
+    held.begun.wait()
+    raise_in(thread, StopError, unless=lambda: False, wake=nothing)
+    held.release.set()
+    thread.join()
+    assert sys.modules.pop("slowly_imported", None) is not None
 
 
 def follow_calls(frame: FrameType, event: str, arg: object) -> object:
