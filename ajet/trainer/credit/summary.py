@@ -96,7 +96,8 @@ def summarise(episode: Episode) -> EpisodeSummary:
     tree = episode.tree
     ancestors = _ancestor_calls(tree)
     leaves = _leaves(tree, ancestors)
-    follows = [_next_call(tree, index, ancestors) for index in range(len(tree.calls))]
+    told = _told(tree, ancestors)
+    follows = [_next_call(tree, index, told) for index in range(len(tree.calls))]
     calls = [
         CallSummary(
             agent=call.agent,
@@ -105,7 +106,7 @@ def summarise(episode: Episode) -> EpisodeSummary:
             reward=call.reward,
             replaces_outcome=call.replaces_outcome,
             next=follows[index],
-            previous=_previous_call(tree, index, ancestors),
+            previous=_previous_call(tree, index, told),
             state=_state(tree, index),
             leaves=leaves[index],
         )
@@ -129,6 +130,24 @@ def _ancestor_calls(tree: CallTree) -> list[list[int]]:
         above = of_run[run.parent] if run.parent != ROOT else []
         of_run.append([*above, run.call] if run.call != ROOT else above)
     return [of_run[call.prompt_run] if call.prompt_run != ROOT else [] for call in tree.calls]
+
+
+REWRITTEN = ("reply_changed", "message_changed", "history_rewritten")
+"""Reasons of forks whose request doesn't hold the reply of the nearest call. With any other, it does."""
+
+
+def _told(tree: CallTree, ancestors: list[list[int]]) -> list[list[int]]:
+    """For each call, the calls whose replies are in its messages, also where the template wrote them anew."""
+    told: list[list[int]] = []
+    first: dict[tuple[int, int], int] = {}
+    for index, call in enumerate(tree.calls):
+        same = first.setdefault((call.prompt_run, call.prompt_tokens), index)
+        fork = tree.calls[same].fork  # a retry's prompt forks nowhere itself
+        above = set(ancestors[index])
+        if fork is not None and fork.reason not in REWRITTEN and fork.nearest < index:
+            above |= {fork.nearest, *told[fork.nearest]}
+        told.append(sorted(above))
+    return told
 
 
 def _leaves(tree: CallTree, ancestors: list[list[int]]) -> list[list[int]]:

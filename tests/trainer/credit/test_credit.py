@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ajet.backbone.ray.credit import summary_of
 from ajet.config.kinds import ESTIMATORS, load
-from ajet.schema.episode import ROOT, Call, CallTree, DropReason, Episode, EpisodeStatus, Ledger, Outcome, Run
+from ajet.schema.episode import ROOT, Call, CallTree, DropReason, Episode, EpisodeStatus, Fork, Ledger, Outcome, Run
 from ajet.trainer.credit import (
     AdvantageEstimator,
     Baseline,
@@ -412,6 +412,23 @@ def test_a_retry_is_what_the_call_before_it_led_to() -> None:
     summary = summarise(episode)
     assert [call.next for call in summary.calls] == [ROOT, 3, ROOT, ROOT]
     assert [call.previous for call in summary.calls] == [ROOT, ROOT, 1, 1]
+
+
+def test_the_reply_that_was_built_upon_is_known_where_the_template_writes_it_anew() -> None:
+    """The first of two replies has the reward; the next prompt holds it, is no continuation of it, and is retried."""
+    episode = best_of_two()
+    tree = episode.tree
+    tree.calls[0].reward, tree.calls[3].agent = 0.5, "a"
+    tree.runs[3] = Run(np.arange(9, dtype=np.int32), ROOT, 0)
+    for call in tree.calls[2:]:
+        call.prompt_tokens = tree.runs[call.run].start = 9
+    tree.calls[2].fork = Fork("template_not_stable", 0)
+    summary = summarise(episode)
+    assert [call.previous for call in summary.calls] == [ROOT, ROOT, 0, 0]
+    assert [call.next for call in summary.calls] == [3, ROOT, ROOT, ROOT]
+    assert returns_of(summary, 1.0).whole == [1.5, 1.0, 1.5, 1.5]
+    tree.calls[2].fork = Fork("message_changed", 0)  # it holds neither
+    assert [call.previous for call in summarise(episode).calls] == [ROOT, ROOT, 1, 1]
 
 
 def test_calls_that_were_shown_the_same_are_in_the_same_state() -> None:
