@@ -26,6 +26,8 @@ FLOAT16_SCALE = 1024.0
 """What a loss is multiplied by, and gradients are divided by in float32, if the model computes in float16: the gradient
 of a token that weighs 1e-5 is mostly below the smallest number there is, and would be 0. A gradient that is too large
 for it lowers it."""
+SCALE_DOUBLES_AFTER = 100
+"""Updates, where it was lowered: one unlucky batch shouldn't cost a run its small gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,8 @@ class MasterAdamW:
                 self.clear(set(self._masters) - set(separate))
             for names in self._groups(separate):
                 self._step_masters(names)
+            if self.in_float16 and self._count() % SCALE_DOUBLES_AFTER == 0:
+                self.loss_scale = min(FLOAT16_SCALE, 2 * self.loss_scale)
         else:
             self.loss_scale = max(1.0, self.loss_scale / 16)
         self.clear(self._masters)
@@ -163,6 +167,10 @@ class MasterAdamW:
                 self.parameters[name].copy_(master)
                 if name in self._passing:
                     master.data = master.new_empty(0)
+
+    def _count(self) -> int:
+        """The updates so far, those before a resume included."""
+        return max((int(state["step"]) for state in self._adam.state.values()), default=1)
 
     def _seed(self, name: str) -> int:
         """The seed of a weight's rounding. It differs for every weight and step, and is the same after a resume."""

@@ -164,3 +164,14 @@ def test_float16_loses_no_small_gradients(adapters: bool, advantage: float) -> N
     assert norms[1] == pytest.approx(norms[0], rel=0.02)
     assert torch.cosine_similarity(*moments, 0) > 0.99
     assert float(moments[1].norm()) == pytest.approx(float(moments[0].norm()), rel=0.02)
+
+
+def test_a_lowered_scale_of_float16_rises_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer, "SCALE_DOUBLES_AFTER", 2)
+    trainer = Updater(small_model().half(), TrainSettings())
+    trainer.optimizer.loss_scale = optimizer.FLOAT16_SCALE / 2
+    scales = []
+    for step in range(4):
+        assert trainer.update(credited_batch(step))["train/updates"] == 1
+        scales.append(trainer.optimizer.loss_scale)
+    assert scales == [512.0, 1024.0, 1024.0, 1024.0]
