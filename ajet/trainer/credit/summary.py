@@ -143,10 +143,10 @@ def _told(tree: CallTree, ancestors: list[list[int]]) -> list[list[int]]:
     for index, call in enumerate(tree.calls):
         same = first.setdefault((call.prompt_run, call.prompt_tokens), index)
         fork = tree.calls[same].fork  # a retry's prompt forks nowhere itself
-        above = set(ancestors[index])
+        above = ancestors[index]
         if fork is not None and fork.reason not in REWRITTEN and fork.nearest < index:
-            above |= {fork.nearest, *told[fork.nearest]}
-        told.append(sorted(above))
+            above = sorted({*above, fork.nearest, *told[fork.nearest]})
+        told.append(above)
     return told
 
 
