@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import threading
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -127,20 +128,40 @@ def _module_of(name: str) -> str:
     raise ValueError(f"there is no grader {wanted!r}.{meant} There are {', '.join(sorted(set(known)))}")
 
 
+_failed: ContextVar[list[Exception]] = ContextVar("failed")
+"""How a grade's last question to the model failed. Many graders catch that, and score it 0."""
+
+
 def _ask_strictly(grader: Any) -> None:
-    """Raise for a model's answer without a score, which the package would count as a score of 0."""
+    """Raise for a model's answer without a score, which the package would count as a score of 0, and keep whatever its
+    model raises for `_grade`."""
     model: Any = getattr(grader, "model", None)
     ask = getattr(model, "achat", None)
     if ask is None:
         return
 
     async def achat(*given: Any, **named: Any) -> Any:
-        said = await ask(*given, **named)
-        if named.get("structured_model") is not None and not getattr(said, "parsed", True):
-            raise ValueError(f"the model's answer holds no score: {str(getattr(said, 'content', said))[:200]!r}")
+        failed = _failed.get([])
+        try:
+            said = await ask(*given, **named)
+            if (form := named.get("structured_model")) is not None:
+                _check_score(said, form)
+        except Exception as error:
+            failed[:] = [error]
+            raise
+        failed.clear()
         return said
 
     model.achat = achat
+
+
+def _check_score(said: Any, form: Any) -> None:
+    parsed = getattr(said, "parsed", {"score": 0})  # without it, the answer comes in pieces
+    try:
+        if not parsed or "score" in form.model_fields:
+            float(parsed["score"])
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"the model's answer holds no score: {str(getattr(said, 'content', said))[:200]!r}") from None
 
 
 async def _ping(graders: dict[str, Any], request: dict[str, Any]) -> str:
@@ -150,13 +171,15 @@ async def _ping(graders: dict[str, Any], request: dict[str, Any]) -> str:
 async def _grade(graders: dict[str, Any], request: dict[str, Any]) -> dict[str, Any] | None:
     """Grade one answer: its score and the reason. None: it took too long, from the beginning of its turn."""
     grader, turns = graders[request["name"]]
+    failed: list[Exception] = []
+    _failed.set(failed)
     async with turns:
         try:
             said = await asyncio.wait_for(grader.aevaluate(**request["inputs"]), request["seconds"])
         except (TimeoutError, asyncio.TimeoutError):  # noqa: UP041 - two errors before Python 3.11
             return None
-    if (failed := getattr(said, "error", None)) is not None:
-        raise ValueError(str(failed))
+    if (error := getattr(said, "error", None) or next(iter(failed), None)) is not None:
+        raise ValueError(str(error))
     return {"score": said.score, "reason": str(getattr(said, "reason", ""))}
 
 

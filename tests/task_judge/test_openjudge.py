@@ -134,6 +134,16 @@ def test_an_answer_of_the_model_without_a_score_is_no_score(answer: str) -> None
 
 
 @needs_openjudge
+@pytest.mark.parametrize("model", ["big", "qwen-big"])
+@pytest.mark.parametrize("answer", ["no idea", "{}", '{"reason": "?"}', '{"reason": "?", "score": "high"}', None])
+def test_a_grader_that_takes_its_models_failure_for_a_zero_is_not_believed(model: str, answer: str | None) -> None:
+    with helper(lambda _: (400, {}, {}) if answer is None else answer) as server:
+        keys = {"helper.model": model, "helper.base_url": server.url, "min_score": 0, "max_score": 5}
+        with pytest.raises(JudgeFault):
+            graded(judge(configured("ResponseHelpfulnessGrader", **keys)), "42")
+
+
+@needs_openjudge
 def test_inputs_of_ones_own(odd: str) -> None:
     said = graded(judge(odd_config(odd, inputs={"wish": "{query} {task.answer}", "extra": "{answer}"})), "0.25")
     assert said.reward == 0.25 and said.notes["reason"] == "What is 40 + 2? 42 {'extra': '0.25'}"
