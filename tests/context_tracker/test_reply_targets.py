@@ -242,6 +242,7 @@ def test_what_is_not_to_be_trained_is_said_by_train_or_as_openai_says_it() -> No
     [
         ({"messages": [ASK, {**SAYS, "train": "false"}]}, r"messages\[1\].train is 'false': expected \"train\": false"),
         ({"messages": [ASK, {**SAYS, "weight": 0.5}]}, r"messages\[1\].weight is 0.5: expected \"train\": false"),
+        ({"messages": [ASK, {"role": "assistant", "text": "5"}]}, r"messages\[1\] has no content and no tool calls"),
         ({"messages": [SAYS, ASK, SAYS]}, r"messages\[0\] answers nothing, .*: give it \"train\": false"),
         ({"messages": [ASK, SAYS], "tools": json.dumps([TOOL])}, r"expected \{\"tools\": \["),
         ({"messages": [ASK, SAYS], "tools": [TOOL["function"]]}, r"tools\[0\].function must be an object with a name"),

@@ -288,6 +288,8 @@ def replay(
         raise ValueError('messages[0] answers nothing, so no prompt leads to it: give it "train": false')
     for index in replies:
         before, reply = spoken[:index], spoken[index]
+        if messages[index].get("content") is None and reply.keys() == {"role", "content"}:  # perhaps under another name
+            raise ValueError(f'messages[{index}] has no content and no tool calls: add them, or "train": false')
         ids = reply_ids(renderer, parser, before, reply, tools, template_kwargs)
         prepared = tracker.begin(
             DEFAULT_AGENT, DEFAULT_TARGET, before, tools, Sampling(), template_kwargs=template_kwargs
