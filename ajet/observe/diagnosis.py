@@ -146,8 +146,9 @@ def failures(run: RunEvidence) -> list[RunFinding]:
     share = lately.mean if lately.steps else 0.0
     facets = run.store.facets() if run.store is not None else None
     kinds = list(facets.failures.items())[:_WARNINGS] if facets else []
-    if facets and not lately.steps and facets.total:  # no step has ended
-        share = sum(facets.failures.values()) / facets.total
+    played = facets.total - facets.statuses.get("cancelled", 0) if facets else 0
+    if facets and not lately.steps and played:  # no step has ended
+        share = sum(facets.failures.values()) / played
     level: Level = "bad" if share >= _MOST else "warn" if share >= _MANY else "quiet"
     found = []
     if share:
@@ -155,7 +156,8 @@ def failures(run: RunEvidence) -> list[RunFinding]:
         found.append(
             RunFinding(
                 level, "failures", f"{as_percent(share)} of the episodes {where}failed, and count in no mean.",
-                {"episode/failed_share": share}, run.episodes("failure != ''"),
+                {"episode/failed_share": share},
+                run.episodes("failure != '' AND status != 'cancelled'"),
                 "repair what the episodes name; `ajet --conf … --backbone=debug` runs two of them with each traceback",
             )
         )  # fmt: skip

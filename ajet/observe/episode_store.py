@@ -226,7 +226,10 @@ class EpisodeStore:
             statuses=self._counts("SELECT status, count(*) FROM episode GROUP BY status"),
             tags=self._counts("SELECT tag, count(*) FROM episode WHERE tag != '' GROUP BY tag"),
             agents=self._counts("SELECT name, count(*) FROM agent GROUP BY name"),
-            failures=self._counts("SELECT failure, count(*) FROM episode WHERE failure != '' GROUP BY failure"),
+            # a cancellation follows from something else
+            failures=self._counts(
+                "SELECT failure, count(*) FROM episode WHERE failure != '' AND status != 'cancelled' GROUP BY failure"
+            ),
             validations=validations,
         )
 

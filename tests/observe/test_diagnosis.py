@@ -374,6 +374,22 @@ def test_what_episodes_show(
         store.close()
 
 
+def test_what_was_cancelled_is_no_example_of_a_failure(tmp_path: Path) -> None:
+    def change(episode: Episode, step: int, repeat: int) -> None:
+        cancelled = repeat >= 4  # the newest: their group no longer needed them
+        episode.status = EpisodeStatus.CANCELLED if cancelled else EpisodeStatus.WORKFLOW_ERROR
+        episode.failure = Failure("EpisodeCancelled" if cancelled else "KeyError", "x")
+        episode.reward = episode.is_success = None
+
+    store = recorded(tmp_path, change, steps=1)
+    found = [one for one in diagnose(RunEvidence(figures(0), store)) if one.fault == "failures"]
+    assert [one.text for one in found] == [
+        "100 % of the episodes failed, and count in no mean.", "16 of the recorded episodes failed with KeyError."
+    ]  # fmt: skip
+    assert all(store.get(name).episode.status is EpisodeStatus.WORKFLOW_ERROR for one in found for name in one.episodes)
+    store.close()
+
+
 # ---------------------------------------------------------------- the command
 
 
