@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from pydantic import ValidationError
+
 from ajet.config import Config
 from ajet.gateway.gateway import EpisodeKey
 from ajet.schema.episode import EnvironmentRecord, Failure
@@ -37,12 +39,14 @@ from ajet.store.records import Attempt, AttemptedRollout, RolloutConfig, Rollout
 from ajet.store.requests import (
     AttemptRef,
     ConflictError,
+    ProtocolMismatchError,
     QueryAttempts,
     Role,
     StoreError,
     StoreUnavailableError,
     UnknownIdError,
 )
+from ajet.store.rollout_store import RolloutStore
 from ajet.store.server import StoreServer, accept
 from ajet.store.states import ACTIVE
 from ajet.system.http_messages import PREFIX
@@ -302,12 +306,19 @@ async def work(settings: WorkerSettings, workflow_class: type[Workflow], stop: a
                 await _Run(store, settings, claimed, workflow_class, config, threads).finish()
 
 
-async def _config(store: StoreClient, known: dict[str, Config], claimed: AttemptedRollout) -> Config:
-    """The trainer's configuration without secrets, as `tuner.config` shows it."""
+async def _config(store: RolloutStore, known: dict[str, Config], claimed: AttemptedRollout) -> Config:
+    """The trainer's configuration without secrets, as `tuner.config` shows it. Raises ProtocolMismatchError."""
     resources_id = claimed.rollout.resources_id or ""
     if resources_id not in known:
         page = await store.query_resources(resources_id=resources_id, limit=1)
-        known[resources_id] = Config.model_validate(page.items[0].resources["config"])
+        try:
+            known[resources_id] = Config.model_validate(page.items[0].resources["config"])
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ProtocolMismatchError(
+                f"this runner can't read the run's configuration: {'.'.join(map(str, first['loc']))}: {first['msg']}\n"
+                "    install the same version of ajet on both sides"
+            ) from None
     return known[resources_id]
 
 

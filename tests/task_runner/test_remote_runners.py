@@ -26,11 +26,11 @@ from ajet.schema.resources import PromptSet, PromptTemplate
 from ajet.schema.task import Task, WorkflowTask
 from ajet.store.client import StoreClient
 from ajet.store.database_store import memory_store
-from ajet.store.requests import Role, StoreError
+from ajet.store.requests import ProtocolMismatchError, Role, StoreError
 from ajet.store.server import StoreServer, issue
 from ajet.task_judge.base_judge import load_judge
 from ajet.task_runner.attempt import AttemptHandle
-from ajet.task_runner.remote import KEY_VARIABLE, RemoteRunner, _without_keys
+from ajet.task_runner.remote import KEY_VARIABLE, RemoteRunner, _config, _without_keys
 from ajet.task_runner.runner import TaskRunner
 from support.ports import free_port
 from support.runner_fakes import LineEngine, SmallProvider
@@ -194,6 +194,21 @@ def test_a_runner_gets_a_config_that_it_can_read_without_keys() -> None:
     assert (given.ajet.services["db"].env, given.ajet.helper.api_key) == ({"PLAIN": "shown"}, None)
     mine: Any = given.mine  # type: ignore[attr-defined]
     assert (mine.accessToken, mine.prompt_key) == (None, "question")
+
+
+def test_a_configuration_of_another_version_is_refused_by_its_key() -> None:
+    async def main() -> None:
+        async with memory_store() as store:
+            config = {"ajet": {"rollout": {"key_of_tomorrow": 3}}}
+            await store.publish_resources({"config": config})
+            await store.enqueue_one("task")
+            [claimed] = await store.claim("w")
+            with pytest.raises(
+                ProtocolMismatchError, match=r"ajet\.rollout\.key_of_tomorrow: .*\n.*the same version of ajet"
+            ):
+                await _config(store, {}, claimed)
+
+    asyncio.run(main())
 
 
 @pytest.mark.slow
