@@ -394,8 +394,8 @@ def _python_call(element: ast.expr) -> WrittenCall:
     try:
         values = {str(one.arg): ast.literal_eval(one.value) for one in element.keywords}
         return WrittenCall(ast.unparse(element.func), python_value(values))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise Unreadable(f"an argument is not a plain value: {error}") from None
+    except (ValueError, TypeError, RecursionError):  # they name a node by its address, and the agent hands this on
+        raise Unreadable("an argument is not a plain value, such as a text in quotes, a number or a list") from None
 
 
 LFM = ReplyParser(
