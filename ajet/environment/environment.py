@@ -59,7 +59,7 @@ class Environment:
         raise NotImplementedError(f"{type(self).__name__} must define `step(self, action)`")
 
     def evaluate(self) -> Any:
-        """The whole episode's reward. None stands for the sum of the steps' rewards."""
+        """The whole episode's reward. If a class doesn't define it, that is the sum of the steps' rewards."""
         return None
 
     def close(self) -> Any:

@@ -125,8 +125,9 @@ class LeasedEnvironment:
             if params and self._environment is not None and hasattr(self._environment, "evaluation_params"):
                 self._environment.evaluation_params = dict(params)
             value = self._call("evaluate")
-            given = sum(self._rewards) if value is None else value
-            event.reward = checked_reward(given, self.record.name, EnvironmentUnavailableError)
+            if getattr(type(self._environment), "evaluate", None) is Environment.evaluate:  # none of its own
+                value = sum(self._rewards)
+            event.reward = checked_reward(value, self.record.name, EnvironmentUnavailableError)
             return event.reward
 
     @property

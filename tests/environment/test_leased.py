@@ -10,7 +10,7 @@ import pytest
 
 from ajet.environment.environment import EnvironmentSettings, find_source
 from ajet.environment.leased import KEPT_EVENTS, LeasedEnvironment
-from ajet.schema.errors import ConfigError, EnvironmentFault, ImportPathError
+from ajet.schema.errors import ConfigError, EnvironmentFault, EnvironmentUnavailableError, ImportPathError
 from ajet.schema.task import Task
 from support import SUPPORT
 from support.waiting import wait_until
@@ -59,6 +59,14 @@ def test_a_reward_of_its_own_replaces_the_sum() -> None:
     env = lease("Judging").open()
     env.step("one")
     assert env.evaluate() == 0.0
+    env.close()
+
+
+def test_an_evaluate_that_returns_nothing_is_not_the_sum() -> None:
+    env = lease("Misjudging").open()
+    env.step("nothing")
+    with pytest.raises(EnvironmentUnavailableError, match="reward from Misjudging must be a finite number, not None"):
+        env.evaluate()
     env.close()
 
 

@@ -130,7 +130,7 @@ class Misjudging(Counter):
     def evaluate(self) -> Any:
         if self.said == "exit":
             os._exit(3)
-        return {"nan": float("nan"), "text": "1.0", "list": [1.0]}[self.said]
+        return {"nan": float("nan"), "text": "1.0", "list": [1.0], "nothing": None}[self.said]
 
 
 class Large(Counter):
