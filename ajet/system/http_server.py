@@ -63,7 +63,7 @@ def tls_context(certificate: str | Path, key: str | Path, settings: str) -> ssl.
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     for file in (certificate, key):
         if not Path(file).is_file():
-            raise AddressError(f"{settings}: no file {file}")
+            raise AddressError(f"{settings}: no file {file}" if file else f"{settings} go together")
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError, ValueError) as error:

@@ -434,6 +434,8 @@ def test_tls_files_that_are_wrong(tmp_path: Path) -> None:
         tls_context(tmp_path / "none", key, "--tls-cert")
     with pytest.raises(AddressError, match="not a certificate and its private key"):
         tls_context(key, cert, "--tls-cert")
+    with pytest.raises(AddressError, match="--tls-cert and --tls-key go together"):
+        tls_context(cert, "", "--tls-cert and --tls-key")
     assert isinstance(tls_context(cert, key, "x"), ssl.SSLContext)
 
 
