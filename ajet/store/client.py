@@ -216,7 +216,7 @@ class StoreClient(RolloutStore):
         except httpx.TransportError as error:
             if isinstance(error.__cause__, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in str(error):
                 raise StoreError(f"{self.url}: its certificate can't be trusted: {error} (see --ca)") from error
-            raise StoreUnavailableError(f"{self.url} can't be reached: {error or type(error).__name__}") from error
+            raise StoreUnavailableError(f"{self.url} can't be reached: {str(error) or type(error).__name__}") from error
         spoken = reply.headers.get(PROTOCOL_HEADER)
         if reply.status_code == 200 and spoken == str(PROTOCOL):
             return reply.content

@@ -549,6 +549,17 @@ async def test_requests_that_wait_are_refused_when_the_client_is_closed(monkeypa
             assert isinstance(ended, StoreUnavailableError) and "closed" in str(ended)
 
 
+async def test_a_request_that_takes_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served() as at, at.client("writer") as writer:
+
+        async def slow(*_: Any, **__: Any) -> Any:
+            raise httpx.ReadTimeout("")
+
+        monkeypatch.setattr(writer._http, "request", slow)
+        with pytest.raises(StoreUnavailableError, match="can't be reached: ReadTimeout"):
+            await writer.enqueue_one(1)
+
+
 async def test_a_batch_that_the_database_cant_commit_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served() as at:
         carry_out, refused = at.store.carry_out, 1
