@@ -298,21 +298,28 @@ async def work(settings: WorkerSettings, workflow_class: type[Workflow], stop: a
     store = StoreClient(settings.url, settings.key, ca=settings.ca, patience_seconds=patience, in_a_hurry=ending)
     async with store:
         await store.info()
-        configs: dict[str, Config] = {}
+        configs: dict[str | None, Config] = {}
+        await _config(store, configs, None)  # what can't be run is refused before it is claimed
         threads = EpisodeThreads()
         while not ending():
             for claimed in await store.claim(settings.worker_id, wait_seconds=CLAIM_S):
-                config = await _config(store, configs, claimed)
+                config = await _config(store, configs, claimed.rollout.resources_id)
                 await _Run(store, settings, claimed, workflow_class, config, threads).finish()
 
 
-async def _config(store: RolloutStore, known: dict[str, Config], claimed: AttemptedRollout) -> Config:
-    """The trainer's configuration without secrets, as `tuner.config` shows it. Raises ProtocolMismatchError."""
-    resources_id = claimed.rollout.resources_id or ""
+async def _config(store: RolloutStore, known: dict[str | None, Config], resources_id: str | None) -> Config:
+    """The trainer's configuration without secrets, as `tuner.config` shows it. None: the newest. Raises a StoreError
+    if there is none, or if it is another version's."""
     if resources_id not in known:
         page = await store.query_resources(resources_id=resources_id, limit=1)
+        given = page.items[0].resources.get("config") if page.items else None
+        if given is None:
+            raise StoreError(
+                "--connect: that is a store, not a run: give the address that a run with task_runner.wrapper_type: "
+                "remote logs\n    a store's rollouts are for programs of your own (ajet.store.client)"
+            )
         try:
-            known[resources_id] = Config.model_validate(page.items[0].resources["config"])
+            known[resources_id] = Config.model_validate(given)
         except ValidationError as error:
             first = error.errors()[0]
             raise ProtocolMismatchError(

@@ -196,17 +196,18 @@ def test_a_runner_gets_a_config_that_it_can_read_without_keys() -> None:
     assert (mine.accessToken, mine.prompt_key) == (None, "question")
 
 
-def test_a_configuration_of_another_version_is_refused_by_its_key() -> None:
+def test_a_configuration_of_another_version_is_refused_by_its_key_and_a_store_by_its_kind() -> None:
     async def main() -> None:
         async with memory_store() as store:
-            config = {"ajet": {"rollout": {"key_of_tomorrow": 3}}}
-            await store.publish_resources({"config": config})
-            await store.enqueue_one("task")
-            [claimed] = await store.claim("w")
-            with pytest.raises(
-                ProtocolMismatchError, match=r"ajet\.rollout\.key_of_tomorrow: .*\n.*the same version of ajet"
-            ):
-                await _config(store, {}, claimed)
+            with pytest.raises(StoreError, match="that is a store, not a run"):
+                await _config(store, {}, None)
+            await store.publish_resources({"config": {"ajet": {"rollout": {"key_of_tomorrow": 3}}}})
+            says = r"ajet\.rollout\.key_of_tomorrow: .*\n.*the same version of ajet"
+            with pytest.raises(ProtocolMismatchError, match=says):
+                await _config(store, {}, None)
+            await store.publish_resources({"prompt": "own"})
+            with pytest.raises(StoreError, match="that is a store, not a run"):
+                await _config(store, {}, None)
 
     asyncio.run(main())
 
