@@ -144,7 +144,7 @@ def _told(tree: CallTree, ancestors: list[list[int]]) -> list[list[int]]:
         same = first.setdefault((call.prompt_run, call.prompt_tokens), index)
         fork = tree.calls[same].fork  # a retry's prompt forks nowhere itself
         above = ancestors[index]
-        if fork is not None and fork.reason not in REWRITTEN and fork.nearest < index:
+        if fork is not None and fork.reason not in REWRITTEN and ROOT < fork.nearest < index:
             above = sorted({*above, fork.nearest, *told[fork.nearest]})
         told.append(above)
     return told
