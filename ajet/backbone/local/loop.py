@@ -301,6 +301,8 @@ class LocalRun:
         size = self.config.ajet.data.train_batch_size
         surplus = {id(group) for group in self.taught[size:]}
         self.taught = self.taught[:size]
+        if self.common.algorithm.use_kl_in_reward:  # the divergence would make groups differ whose rewards are equal
+            return self.taught
         return [group for group in complete if id(group) not in surplus]
 
     def _teaches(self, group: EpisodeGroup) -> bool:

@@ -551,16 +551,17 @@ def test_a_task_that_stands_twice_in_a_step_is_drawn_twice(tmp_path: Path) -> No
     assert all(len(set(replies)) == len(replies) == 2 for replies in drawn.values())
 
 
-def test_resampling_keeps_the_size_of_the_batch(tmp_path: Path) -> None:
-    keys = {"zero_variance_groups": "resample", "replay.groups": 0}
+@pytest.mark.parametrize("kl", [False, True])
+def test_resampling_keeps_the_size_of_the_batch(tmp_path: Path, kl: bool) -> None:
+    """Also where the divergence, taken off the rewards, makes groups differ whose rewards are equal."""
+    keys = {"zero_variance_groups": "resample", "replay.groups": 0, "use_kl_in_reward": kl}
     overrides: dict[str, Any] = {f"trainer_common.algorithm.{key}": value for key, value in keys.items()}
     code, experiment = train(tmp_path, "Taught", **overrides, **{"trainer_common.total_training_steps": 4})
     assert code == 0
     steps = read_metrics(experiment / "metrics.jsonl")
     assert [step["credit/episodes_trained"] for step in steps] == [2 * 3] * 4
-    assert any(step["train/surplus_groups"] for step in steps) and any(
-        step["credit/zero_variance_groups"] for step in steps
-    )
+    assert any(step["train/surplus_groups"] for step in steps)
+    assert any(step["credit/zero_variance_groups"] for step in steps) != kl
     recorded = EpisodeStore(experiment / "episodes.sqlite").all()
     assert sum(step["episode/count"] for step in steps) == sum(not row.validation for row in recorded)
 
