@@ -332,7 +332,9 @@ def _task_text(task: Task) -> str:
         return json.dumps(task.model_dump(), default=_opaque)
 
 
-def _opaque(value: Any) -> str:
+def _opaque(value: Any) -> Any:
+    if str(getattr(value, "dtype", "")) == "object":  # whose bytes are addresses
+        return value.tolist()
     named = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
     return f"{named} {_digest(value.tobytes())}" if hasattr(value, "tobytes") else named
 

@@ -174,6 +174,8 @@ def test_a_fingerprint_of_tasks_that_json_can_not_hold() -> None:
     before = found(pixels=pixels.copy())
     pixels[32, 32] = 1
     assert found(pixels=pixels) != before, "its repr shows only the edges"
+    words = [np.array([word.lower()], dtype=object) for word in ("CAT", "CAT", "DOG")]  # as parquet files are read
+    assert found(words=words[0]) == found(words=words[1]) != found(words=words[2])
 
 
 def test_a_fingerprint_holds_the_modules_of_packages(tmp_path: Path) -> None:
