@@ -301,8 +301,6 @@ class LocalRun:
         size = self.config.ajet.data.train_batch_size
         surplus = {id(group) for group in self.taught[size:]}
         self.taught = self.taught[:size]
-        if self.common.algorithm.use_kl_in_reward:  # the divergence would make groups differ whose rewards are equal
-            return self.taught
         return [group for group in complete if id(group) not in surplus]
 
     def _teaches(self, group: EpisodeGroup) -> bool:
@@ -324,8 +322,12 @@ class LocalRun:
             return imitation_credit(summaries, self.credit_settings, advantage=0.0), {}
         extra: dict[str, float] = {}
         if self.common.algorithm.use_kl_in_reward:
-            flat = [summary for group in summaries for summary in group]
-            episodes = [episode for group in groups for episode in group.episodes]
+            given = list(zip(groups, summaries, strict=True))
+            if self.credit_settings.zero_variance is ZeroVariance.RESAMPLE:
+                # the divergence would make the others differ, too, and the batch larger
+                given = [(group, of) for group, of in given if teaches(of, self.credit_settings)]
+            flat = [summary for _, of in given for summary in of]
+            episodes = [episode for group, _ in given for episode in group.episodes]
             extra["train/kl_in_reward"] = self.learner.penalise_drift(episodes, flat)
         return compute_credit(summaries, self.credit_settings), extra
 
