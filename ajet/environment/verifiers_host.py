@@ -127,7 +127,9 @@ async def _play(env: Any, known: dict[int, Any], request: dict[str, Any]) -> dic
             if value is not None:
                 metrics[str(name)] = float(value)
     return {
-        "acted": bool(trained) and all(trace.ok or trace.timing.finalize.start for trace in trained),
+        # verifiers scores an agent, too, whose setup took too long
+        "began": bool(trained) and all(trace.timing.agent.start for trace in trained),
+        "acted": all(trace.ok or trace.timing.finalize.start for trace in trained),
         "errors": errors,
         "rewards": [_reward(trace) for trace in trained] if episode.ok else [],
         "metrics": metrics,

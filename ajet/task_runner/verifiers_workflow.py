@@ -7,7 +7,7 @@ Every model call goes through the gateway, so it is trained on exactly the token
 from __future__ import annotations
 
 from ajet.environment.verifiers_client import host_options, shared_host
-from ajet.schema.errors import EnvironmentFault, JudgeFault
+from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError, JudgeFault
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_runner.tuner import AjetTuner
 from ajet.task_runner.workflow import Workflow
@@ -26,6 +26,8 @@ class VerifiersWorkflow(Workflow):
         index = int(workflow_task.task.metadata["index"])
         played = await host.play(index, access.base_url, access.api_key, access.model)
         said = "; ".join(played["errors"])[-ERROR_CHARS:] or "it gave no reason"
+        if not played["began"]:
+            raise EnvironmentUnavailableError(f"verifiers could not begin the episode: {said}")
         if not played["acted"]:
             raise EnvironmentFault(f"verifiers could not finish the episode: {said}")
         if not played["rewards"] or None in played["rewards"]:

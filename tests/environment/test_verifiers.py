@@ -33,6 +33,10 @@ class AdditionData(vf.TaskData):
 
 
 class AdditionTask(vf.Task[AdditionData]):
+    async def setup(self, trace, runtime) -> None:
+        if "7" in self.data.prompt:
+            await asyncio.sleep(60)
+
     @vf.reward(weight=1.0)
     async def right(self, trace: vf.Trace) -> float:
         if "9" in self.data.prompt:
@@ -115,6 +119,17 @@ def test_an_environment_is_played_with_exact_tokens(installed: Path, wrapper: st
     (call,) = right.tree.calls
     assert [message["content"] for message in call.new_messages] == ["1 + 1 ="]
     assert call.reply["content"] == "2" and len(call.logprobs) == len(right.tree.runs[call.run].ids) > 0
+
+
+@needs_verifiers
+def test_an_episode_whose_setup_took_too_long_is_not_scored(installed: Path) -> None:
+    path = config_of(installed, "8", python=str(installed / "python"), size=8)
+    config = load_config(path, ["task_reader.options.env.agent.timeout.setup=0.5"], backbone="debug")
+    tasks = read_training_tasks(build_reader(config))
+    with Runtime(config) as runtime:
+        episode = runtime.run(runtime.pool.run_episode(tasks[-1]))
+    assert (episode.status, episode.reward) == (EpisodeStatus.ENVIRONMENT_ERROR, None)
+    assert episode.failure is not None and "setup_timeout" in episode.failure.message
 
 
 @needs_verifiers
