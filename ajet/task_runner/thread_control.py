@@ -329,6 +329,7 @@ def _traced() -> bool:
 
 _LOCKING = {function.__code__ for function in (threading.Condition.__enter__, threading.Condition.__exit__)}
 _LOGGING = logging.Handler.handle.__code__.co_filename
+_IMPORTING = "<frozen importlib."
 
 
 def _is_delicate(frame: FrameType | None) -> bool:
@@ -343,7 +344,7 @@ def _is_delicate(frame: FrameType | None) -> bool:
         return True
     while frame is not None:
         file = frame.f_code.co_filename
-        if frame.f_code is threading.Thread.start.__code__ or file == _LOGGING or "importlib" in file:
+        if frame.f_code is threading.Thread.start.__code__ or file == _LOGGING or file.startswith(_IMPORTING):
             return True
         frame = frame.f_back
     return False
