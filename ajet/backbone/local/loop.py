@@ -323,8 +323,8 @@ class LocalRun:
         extra: dict[str, float] = {}
         if self.common.algorithm.use_kl_in_reward:
             given = list(zip(groups, summaries, strict=True))
-            if self.credit_settings.zero_variance is ZeroVariance.RESAMPLE:
-                # the divergence would make the others differ, too, and the batch larger
+            if self.credit_settings.leaves_equal_groups_out:
+                # the divergence would make them differ, too, and an estimator blow up that difference
                 given = [(group, of) for group, of in given if teaches(of, self.credit_settings)]
             flat = [summary for _, of in given for summary in of]
             episodes = [episode for group, _ in given for episode in group.episodes]

@@ -219,13 +219,18 @@ class CreditSettings:
     mask_overlong: bool = False
     """Episodes whose last reply was cut by its length count in the baseline but are not trained."""
 
+    @property
+    def leaves_equal_groups_out(self) -> bool:
+        """An estimator that compares the whole batch trains them."""
+        return self.zero_variance is not ZeroVariance.KEEP and not self.estimator.whole_batch
+
 
 def compute_credit(groups: Sequence[Sequence[EpisodeSummary]], settings: CreditSettings) -> Credit:
     """An advantage and a weight for every call of every episode of the batch."""
     compared = [_compare_group(group, settings) for group in groups]
     flat = [not group.varied for group in compared]
     batch_wide = settings.estimator.whole_batch
-    drop = [same and not batch_wide and settings.zero_variance is not ZeroVariance.KEEP for same in flat]
+    drop = [same and settings.leaves_equal_groups_out for same in flat]
     advantages = [group.advantages for group in compared]
     if batch_wide:
         whole_batch = _compare([episode for group in groups for episode in group], settings)

@@ -566,6 +566,23 @@ def test_resampling_keeps_the_size_of_the_batch(tmp_path: Path, kl: bool) -> Non
     assert sum(step["episode/count"] for step in steps) == sum(not row.validation for row in recorded)
 
 
+def test_a_group_of_equal_rewards_is_not_trained_by_the_divergence_in_its_reward(tmp_path: Path) -> None:
+    """An estimator that divides by the group's deviation would blow up the smallest difference."""
+    keys = {"zero_variance_groups": "skip", "use_kl_in_reward": True}
+    overrides: dict[str, Any] = {f"trainer_common.algorithm.{key}": value for key, value in keys.items()}
+    code, experiment = train(tmp_path, "Taught", **overrides, **{"trainer_common.total_training_steps": 4})
+    assert code == 0
+    steps = read_metrics(experiment / "metrics.jsonl")
+    equal: dict[tuple[int, str], set[float]] = {}
+    for row in EpisodeStore(experiment / "episodes.sqlite").all():
+        if not row.validation:
+            assert row.episode.reward is not None
+            equal.setdefault((row.step, row.episode.task_id), set()).add(row.episode.reward)
+    alike = [sum(len(rewards) == 1 for (at, _), rewards in equal.items() if at == step["step"]) for step in steps]
+    assert any(alike[1:])
+    assert [step["credit/zero_variance_groups"] for step in steps] == alike
+
+
 def test_lora_with_kl_to_its_base(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     overrides = {"model.lora.enabled": "true", "model.lora.rank": 4, "trainer_common.use_kl_loss": "true"}
