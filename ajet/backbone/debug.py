@@ -107,7 +107,7 @@ class EpisodeView(View):
 
         class Output(Console):
             def on_broken_pipe(self) -> None:
-                """Nobody reads on: that ends the run. (Rich would end only this thread.)"""
+                """End the run: its reader is gone. (Rich would end only this thread.)"""
                 raise BrokenPipeError
 
         self._console = Output(highlight=False, soft_wrap=True)

@@ -68,7 +68,7 @@ class FingerprintError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of a million tokens."""
+    """What a million tokens cost."""
 
     input: float = 0.0
     output: float = 0.0
@@ -369,7 +369,7 @@ def _matters(key: str) -> bool:
 
 
 def _source_digest(symbol: Any) -> str:
-    """Of an agent that a program holds as an object: its function's source, or its code where no file has it."""
+    """Digest an agent that a program holds as an object: its function's source, or its code where no file has it."""
     function = getattr(symbol, "function", symbol)
     try:
         return _digest(inspect.getsource(function).encode())

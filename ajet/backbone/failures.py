@@ -120,7 +120,7 @@ class FailureWatch:
         self._warned = not trains
         self._barren = 0
         self.tally = FailureTally()
-        """Of the episodes of training steps: those of validations are another sum."""
+        """Counts the episodes of training steps. Those of validations are another sum."""
 
     def look_at_step(self, step: int, episodes: Sequence[Episode]) -> None:
         """`look_at` for a training step. Raise `ConfigError` if it is one of several in a row without a usable episode,

@@ -94,7 +94,7 @@ class Measured(NamedTuple):
     rest: float
     """Seconds of everything else: loading, the last checkpoint."""
     sampled_tokens: float
-    """Of an average step."""
+    """How many tokens an average step samples."""
     episodes: int
     """All, those of validations included."""
 

@@ -47,7 +47,7 @@ FIRST_TRIES = """
     SELECT task_id, step, reward, episode_id, min(id) AS id FROM episode
     WHERE validation = 1 AND step IN (:first, :last) AND reward IS NOT NULL GROUP BY task_id, step ORDER BY id
 """
-"""Of each question, the first try in each of two validations."""
+"""Finds the first try of each question in each of two validations."""
 
 
 def exit_code(config: Config, folder: Path, after: int) -> int:

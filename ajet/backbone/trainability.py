@@ -73,7 +73,7 @@ class AuditFigures:
     cut_replies: int
     cut_by: dict[str, int]
     cut_paid: int
-    """Of these, how many earned more than the least all the same."""
+    """How many of these earned more than the least all the same."""
     seconds: float
     """Mean of an episode."""
     sampled_tokens: float

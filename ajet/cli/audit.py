@@ -38,7 +38,7 @@ PROBED_TASKS = 4
 FORMS = ("{answer}", "\\boxed{{answer}}", "The answer is {answer}.", "#### {answer}", "<answer>{answer}</answer>")
 """How a right answer may be written, where no rewarded reply shows it."""
 PLAYING_SHARE = 0.8
-"""Of the time limit, for playing; the rest is for the reward."""
+"""The share of the time limit for playing; the rest is for the reward."""
 CALIBRATION_STEPS = 3
 """The first also warms up; the others are averaged."""
 

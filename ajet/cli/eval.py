@@ -263,7 +263,7 @@ def _write_html(file: Path, found: Sequence[Evaluation]) -> None:
 
 
 def _verdict(last: Sequence[Evaluation], least: float | None) -> int:
-    """Of the last model."""
+    """Say where the last model falls short. Returns the exit code."""
     low = [one for one in last if least is not None and (1 not in one.pass_at or one.pass_at[1].value < least)]
     for one in low:
         print(

@@ -173,7 +173,7 @@ def given_keys(section: Section, prefix: str = "") -> Iterator[str]:
 
 
 def without_effect(config: Config, also: Sequence[BackboneName] = ()) -> list[str]:
-    """Of what the user set: keys without effect on this backbone, nor on those that the same command runs `also`."""
+    """List keys that the user set without effect on this backbone, nor on those that the same command runs `also`."""
     backbones, engine = (config.ajet.backbone or "local", *also), config.ajet.rollout.engine
     return [
         key

@@ -52,7 +52,7 @@ class KnownKey(NamedTuple):
 
     @property
     def about(self) -> str:
-        """Of a group: its class's documentation, which begins with the group's name."""
+        """What a group's class says of it, without the group's name that it begins with."""
         text = " ".join(((self.section and self.section.__doc__) or "").split())
         text = text.partition(": ")[2] or text
         return text[:1].upper() + text[1:]

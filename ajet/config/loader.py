@@ -366,7 +366,7 @@ def _layered(below: Any, above: Any) -> Any:
 
 
 def _picked(resolved: Any, given: Any) -> Any:
-    """Of all resolved values, those that the user gave."""
+    """Pick the resolved values of the keys that the user gave."""
     if isinstance(resolved, dict) and isinstance(given, dict):
         return {key: _picked(resolved[key], value) for key, value in given.items()}
     return resolved

@@ -188,7 +188,7 @@ class TracingConfig(Section):
     validation_share: Share = 0.3
     """Share of the tasks to validate on. A task keeps its side when traces are added."""
     min_reward: Real | None = None
-    """Of an `episodes.sqlite`: only episodes with at least this reward."""
+    """Take only episodes with at least this reward from an `episodes.sqlite`."""
     alien_llm_model: str = ""
     """The reviewing model, at `ajet.helper`'s endpoint. Empty: `ajet.helper.model`."""
     max_thread: Positive = 32

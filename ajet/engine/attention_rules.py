@@ -236,7 +236,7 @@ class ChangingRope(NamedTuple):
 
 
 def changing_rope(config: Any) -> ChangingRope | None:
-    """Of a model with this configuration."""
+    """Read a model's configuration. None: its rope never changes."""
     text = config.get_text_config()
     stated: Any = getattr(text, "rope_parameters", None) or {}
     for each in (stated, *(layers for layers in stated.values() if isinstance(layers, dict))):

@@ -30,7 +30,7 @@ VALIDATION, TRAINING = "val/return/mean", "return/mean"
 GAPS = ("loss/sampler_gap_max", "train/sampler_gap")
 """The largest difference of a log-probability between engine and trainer, as the backbones call it."""
 LEARNT_SHARE = 0.8
-"""Of the whole gain: when a run has reached it, it has learnt."""
+"""A run has learnt when it has reached this share of its whole gain."""
 
 
 class RunEnd(NamedTuple):

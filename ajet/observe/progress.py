@@ -192,7 +192,7 @@ class PlainDisplay(Display):
             self._line(f"  {state.phase} {state.phase_done}{total}")
 
     def validation(self, step: int, state: ProgressState) -> None:
-        """Of a step that this run doesn't report, a line of its own; else part of its step's line."""
+        """Print a line for a step that this run doesn't report; else it is part of its step's line."""
         if step == state.step:
             success = state.metrics.get("val/success")
             said = f"validation {number(state.validation_returns[-1])}"

@@ -183,7 +183,7 @@ class LiveDisplay(Display):
         self._state = state
 
     def validation(self, step: int, state: ProgressState) -> None:
-        """Of a step that this run doesn't report, a row of its own; else part of its step's row."""
+        """Print a row for a step that this run doesn't report; else it is part of its step's row."""
         if step == state.step:
             self._row(str(step), state)
 

@@ -181,7 +181,7 @@ class RunningTotal:
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, Any]) -> RunningTotal:
-        """Of `steps` and `series`, as the viewer reads them."""
+        """Sum `steps` and `series`, as the viewer reads them."""
         series = columns["series"]
         used = [name for name in USED if name in series]
         steps = enumerate(columns["steps"])
@@ -238,7 +238,7 @@ class ProgressState:
     """Where to look at the run: an address, or the command that gives one."""
     sampled_tokens: int = 0
     spent: RunningTotal = field(default_factory=RunningTotal)
-    """Of all steps, those before a resume included."""
+    """What all steps took, those before a resume included."""
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 10_000
 """Lines that wait for room on the disk; further ones are lost."""
 MOST_BYTES = 64 * 2**20
-"""Of a file that is read whole. Configs, notes and states are thousands of times smaller."""
+"""The size limit of a file that is read whole. Configs, notes and states are thousands of times smaller."""
 
 
 class UnreadableFileError(UserError, OSError):

@@ -18,7 +18,7 @@ from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.episode_tables import ANY, SOLVED
 
 Z = 1.96
-"""Of a 95 % interval."""
+"""Half the width of a 95 % interval, in standard errors."""
 EXACT = 12
 """Differences that are not 0, up to which all 2^n sign flips are counted."""
 DRAWS = 10_000
@@ -228,7 +228,7 @@ class RewardHistogram:
     counts: list[list[int]]
     """Per step, the number of episodes in each bin."""
     width: int = 1
-    """Of a long run, so many steps are counted together, under the first of them."""
+    """How many steps are counted together, under the first of them: more than one in a long run."""
 
 
 class RewardCount(NamedTuple):

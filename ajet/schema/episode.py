@@ -108,11 +108,11 @@ class Call:
 
     @property
     def computed_tokens(self) -> int:
-        """Of prompt and reply: all but the last, from which nothing was drawn."""
+        """All tokens of prompt and reply but the last, from which nothing was drawn."""
         return self.prompt_tokens + len(self.logprobs) - 1
 
     def keep_experts(self, experts: NDArray[np.int16] | None, extended: Call | None) -> None:
-        """Of all computed tokens, keep what the call that it extends doesn't have."""
+        """Keep those of the computed tokens that the extended call doesn't have."""
         known = 0 if extended is None or extended.experts is None else extended.computed_tokens
         self.experts = None if experts is None else experts[known:]
 

@@ -46,7 +46,7 @@ class HttpRequest:
 
     method: str = ""
     path: str = ""
-    """Not decoded."""
+    """As it was sent, percent signs included."""
     query: bytes = b""
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""
@@ -131,7 +131,7 @@ _HEAD_CHARS, _SIGNATURE_CHARS = 28, 32
 
 
 class InvalidKeyError(ModelCallError):
-    """Not a key of this server, or no longer valid."""
+    """This server has no such key, or it is no longer valid."""
 
     http_status = 401
     code = "invalid_api_key"

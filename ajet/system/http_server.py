@@ -255,7 +255,7 @@ class _Refused(Exception):
 
 
 class _ClientGoneError(OSError):
-    """Nobody waits for the answer any more. ASGI wants an OSError: it ends a stream that would never wait."""
+    """The client is gone. ASGI wants an OSError: it ends a stream that would never wait."""
 
 
 def _request(scope: Message) -> HttpRequest:

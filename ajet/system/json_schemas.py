@@ -35,7 +35,7 @@ KNOWN = 1024
 
 
 class SchemaRefused(ValueError):
-    """Not a JSON schema, or too large."""
+    """It isn't a JSON schema, or is too large."""
 
 
 class SchemaTooSlow(SchemaRefused):

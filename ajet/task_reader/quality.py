@@ -26,7 +26,7 @@ NEAR = 0.6
 COMMON = 5
 """A gram of more training tasks than this is part of a form that all are asked in: it shows nothing."""
 MOST_WORDS = 1000
-"""Of a task, so that the work is bounded."""
+"""How much of a task is looked at, so that the work is bounded."""
 SHOWN = 3
 SAME, ALIKE = "also trained on", "nearly trained on"
 FILES = ("jsonl_dataset_file", "dataset_file", "huggingface_dat_repo", "harbor")

@@ -296,7 +296,7 @@ class LateJudge:
                 _reward(episode, outcome[index], judged)
 
     def forget(self, episodes: Sequence[Episode]) -> None:
-        """Nobody needs the rewards of these: end those that wait as `cancelled`."""
+        """End as `cancelled` those that wait: their rewards aren't needed."""
         for episode in episodes:
             if self._waiting.pop(episode.episode_id, None) is not None:
                 leave_without(episode, EpisodeStatus.CANCELLED, Failure("EpisodeCancelled", "not needed, not judged"))

@@ -297,7 +297,7 @@ class PackSegment(NamedTuple):
 
 
 def segments_of(ends_N: Indices) -> list[PackSegment]:
-    """Of a pack by the ends of its subtrees; a segment comes after the one that it goes on from."""
+    """Cut a pack by the ends of its subtrees. A segment comes after the one that it goes on from."""
     cuts = [0, *(np.flatnonzero(np.diff(ends_N)) + 1).tolist(), len(ends_N)]
     found: list[PackSegment] = []
     for start, end in pairwise(cuts):

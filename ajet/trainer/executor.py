@@ -37,8 +37,8 @@ from ajet.trainer.pack import Item, Layout, Pack, items_of, make_packs
 log = logging.getLogger("ajet.trainer")
 
 MOST_VARIANTS = 32
-"""Of a function, before PyTorch leaves it as it is: with and without gradients, one row or several, adapters on or
-off, trained or frozen weights. Its own limit is 8."""
+"""How many variants of a function PyTorch compiles before it leaves the function as it is: with and without gradients,
+one row or several, adapters on or off, trained or frozen weights. Its own limit is 8."""
 
 CHECKPOINTING = "forward_with_checkpointing"
 """The function that transformers puts around a layer's own code."""
@@ -401,7 +401,7 @@ Logprobs = dict[tuple[int, int], NDArray[np.float64]]
 
 
 def logprobs_of(packs: Sequence[Pack], forward: Forward, model: Any) -> Logprobs:
-    """Of all trained tokens. Call this only inside a session of this model."""
+    """Compute those of all trained tokens. Call this only inside a session of this model."""
     known: Logprobs = {}
     with torch.no_grad():
         for pack in packs:

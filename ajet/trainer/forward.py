@@ -261,7 +261,7 @@ def chunk_of(model: Any, positions: int, asked: int | None) -> int | None:
 
 
 class Wanted(NamedTuple):
-    """Of which tokens the logprobs are wanted. E each."""
+    """The tokens whose logprobs are wanted, E of them."""
 
     position: Indices
     """Where in its row each is predicted."""

@@ -37,7 +37,7 @@ class CorrectionMode(StrEnum):
 
 
 class Level(StrEnum):
-    """Whose ratio `masked` looks at."""
+    """Whether `masked` looks at the ratio of a token or of its sequence."""
 
     TOKEN = "token"
     SEQUENCE = "sequence"
@@ -151,7 +151,7 @@ class LossTokens:
     ratio: Tensor
     """π / π_old with the gradient of π; of the whole trajectory with `PolicyLoss.by_trajectory`."""
     advantage: Tensor
-    """Of the call that the token belongs to, with the teacher's opinion of the token, if there is a teacher."""
+    """That of the token's call, with the teacher's opinion of the token if there is a teacher."""
     trajectory: Tensor
     """Which trajectory the token belongs to. A trajectory may go on in other packs and micro-batches."""
     settings: LossSettings

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 CONNECT_S = 60.0
 CLOSE_S = 10.0
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""Of one answer over HTTP, or of one stream of events."""
+"""The size limit of an answer over HTTP, and of a stream of events."""
 SAID = 500
 """How much of what a server wrote before it failed is shown."""
 

@@ -143,7 +143,7 @@ class Learner:
         trainer, so only one of them may work at a time."""
         embedded: Any = self._engine
         self._source = self._folder or embedded
-        """Of the model, and of how many threads the trainer may use."""
+        """Has the model, and says how many threads the trainer may use."""
         model = self._with_rope_of_engine(self._source.model)
         self.tokenizer = runtime.model().tokenizer
         if config.ajet.model.lora.enabled:

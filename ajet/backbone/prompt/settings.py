@@ -126,7 +126,7 @@ class FunctionProposer:
         return Reply(reply)
 
     async def _in_thread(self, request: Request) -> Any:
-        """Not in the loop's few threads: one that never returns would keep the recorder, and the program, waiting."""
+        """Ask in a new thread: one that never returns would keep what uses the loop's few threads waiting."""
         context, answer = contextvars.copy_context(), Future[Any]()
         answer.set_running_or_notify_cancel()  # whoever waits may stop waiting
 

@@ -81,7 +81,7 @@ class ServerKind(StrEnum):
     """verl starts it without a tokenizer: no stop strings. Its seed has a name of its own, and acts only where SGLang
     computes deterministically."""
     OTHER = "other"
-    """Neither."""
+    """A server that is neither of these."""
 
     @classmethod
     def of(cls, rollout: str) -> ServerKind:

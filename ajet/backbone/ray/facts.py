@@ -254,7 +254,7 @@ class RunError:
 
     @classmethod
     def of(cls, error: BaseException) -> RunError:
-        """Of an exception, or of the one that Ray wraps in it; those that aren't ours are named."""
+        """Describe an exception, or the one that Ray wraps in it. Those that aren't ours are named."""
         error = getattr(error, "cause", None) or error
         ours = isinstance(error, AjetError)
         return cls(str(error) if ours else f"{type(error).__name__}: {error}", isinstance(error, UserError))

@@ -33,7 +33,7 @@ T = TypeVar("T")
 FLAG = "--ray-address"
 VARIABLE = "RAY_ADDRESS"
 ELSEWHERE = ("auto", "local")
-"""Not addresses: Ray finds one of this machine, or starts one."""
+"""Words instead of addresses, for which Ray finds one of this machine, or starts one."""
 CLIENT = "ray://"
 ANSWER_S = 10.0
 

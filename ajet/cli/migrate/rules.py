@@ -89,7 +89,7 @@ class Migration:
         return done
 
     def _say_what_is_outvoted(self) -> None:
-        """Of two keys that are one here, the file's later one counts."""
+        """Note which of two keys that are one here lost: the file's later one counts."""
         for index, line in enumerate(self.lines):
             if lost := [name for name, value in line.new.items() if self.keys[name] != value]:
                 why = f"a later key says {', '.join(f'{name}: {_yaml(self.keys[name])}' for name in lost)}"

@@ -49,18 +49,18 @@ class KVShape(NamedTuple):
     key_size: int
     value_size: int
     state_bytes: int = 0
-    """Of the layers that keep a state from token to token, at one position."""
+    """The states of the layers that keep one from token to token, at one position."""
 
     @property
     def kept_bytes(self) -> int:
-        """Of one sequence's states."""
+        """How much one sequence's states take."""
         return STATES * self.state_bytes
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         return self.layers * self.heads * (self.key_size + self.value_size) * dtype.itemsize
 
     def conversation_bytes(self, tokens: int, dtype: torch.dtype) -> int:
-        """Of keys, values and states of one conversation."""
+        """How much the keys, values and states of a conversation take."""
         return self.bytes_per_token(dtype) * tokens + self.kept_bytes
 
     def state_tokens(self, dtype: torch.dtype) -> int:
@@ -151,11 +151,11 @@ class KV:
         self.lent = 0
         """How many tokens from the start may be in other slots, too."""
         self.states: dict[int, list[LayerState]] = {}
-        """Of the layers that keep a state: after so many tokens."""
+        """By number of tokens, what the layers that keep a state had after them."""
         self.keep_at = 0
         """The position whose states are kept when the sequence goes on."""
         self.experts: list[Any] = []
-        """Of each computed token, if they are noted: [layers, chosen]."""
+        """Those of each computed token, if they are noted: [layers, chosen]."""
 
     @property
     def capacity(self) -> int:

@@ -72,7 +72,7 @@ class Mixer(NamedTuple):
     cache: str
     """The parameter that takes the cache."""
     state_bytes: int
-    """Of one sequence."""
+    """The bytes of one sequence's state."""
     by_token: bool = False
     """Whether it forgets its state in a call of several tokens, as the scans of Mamba 1 do in transformers."""
 

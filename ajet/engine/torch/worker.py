@@ -61,7 +61,7 @@ class EngineThread:
         self.outbox = Outbox()
         self.jobs: dict[Ticket, Job] = {}
         self.pauses: list[Future[None]] = []
-        """Whose end is waited for: none has one before the replies in flight have ended."""
+        """Pauses that were asked for. They begin when the replies in flight have ended."""
         self.paused = False
         self.closed = False
         self.death: EngineError | None = None

@@ -25,7 +25,7 @@ Command = str | Sequence[str]
 
 WORKSPACE = "/workspace"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Of commands, in an image of whatever origin."""
+"""Where commands are looked for, whatever image they run in."""
 FIRST_UID, UIDS = 0x6A000000, 0x01000000
 """Users that exist nowhere else: one for each sandbox, so that its processes are counted apart from all others."""
 NO_FOLDER = ("/", "/proc", "/sys", "/dev", "/tmp")

@@ -31,7 +31,7 @@ class Unreadable(Exception):
 
 
 class Incomplete(Unreadable):
-    """Not a tool call so far; more text could make it one."""
+    """What was read isn't a tool call yet; more text could make it one."""
 
 
 class NotACall(Unreadable):

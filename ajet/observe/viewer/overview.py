@@ -23,7 +23,7 @@ from ajet.observe.viewer.library import Experiment, Reading
 _FEWEST_STEPS = 10
 """Fewer don't tell a trend."""
 _PARTS = 10
-"""Of more validations, several neighbours are taken together: the best of many is best by chance."""
+"""Neighbours of more validations are taken together: the best of many is best by chance."""
 _MOST_FAIL = 0.5
 _TASKS = 5
 _EXCERPT = 600

@@ -56,7 +56,7 @@ class MetricsReader:
         self._rows: dict[int, int] = {}
         self._series: dict[str, list[float | None]] = {}
         self._undrawn: dict[str, set[int]] = {}
-        """Of each metric, the steps at which it was NaN, infinite, or no number at all."""
+        """By metric, the steps at which it was NaN, infinite, or no number at all."""
 
     def columns(self, names: Collection[str] | None = None) -> dict[str, Any]:
         """`steps` and the `series` of these metrics (all, if None). `problem`: what of the file can't be read."""

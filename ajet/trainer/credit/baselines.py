@@ -37,7 +37,7 @@ class Comparison(NamedTuple):
     own: float
     """The mean value of its own sample."""
     mean: float
-    """Of `values`, its own included."""
+    """The mean of `values`, its own included."""
     deviation: float
     """Their unbiased standard deviation, and how the calls within an episode differ, which `values` don't show."""
     samples: int

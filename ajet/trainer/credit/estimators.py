@@ -312,9 +312,9 @@ def _compare_group(group: Sequence[EpisodeSummary], settings: CreditSettings) ->
 
 
 def pass_at_k_advantages(successes: Sequence[bool], k: int) -> list[float]:
-    """Of each episode, where a group is worth its best of `k`: the mean, over the subsets of k that hold it, of their
-    standardised reward (1 if one of them succeeds). In closed form, so nothing is sampled. All 0 if every subset, or
-    none, holds a success; a group of at most k has one subset."""
+    """An episode's advantage where a group is worth its best of `k`: the mean, over the subsets of k that hold it, of
+    their standardised reward (1 if one of them succeeds). In closed form, so nothing is sampled. All are 0 if every
+    subset, or none, holds a success; a group of at most k has one subset."""
     count, lost = len(successes), sum(not success for success in successes)
     size = min(k, count)
     passed = 1.0 - comb(lost, size) / comb(count, size)

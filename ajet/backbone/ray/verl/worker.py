@@ -183,8 +183,8 @@ class EpisodeManager(AgentLoopManagerTQ):  # type: ignore[misc]
         _current = self
 
     def _begin_again(self) -> None:
-        """Of an asynchronous run that is resumed: groups that had ended but were not trained are run again, as verl
-        does with those that were running. Their rows are in the checkpoint, but their episodes were never recorded."""
+        """Run groups again that had ended but weren't trained when an asynchronous run stopped, as verl does with those
+        that were running. Their rows are in the checkpoint, but their episodes were never recorded."""
         kept = (tq.kv_list("train") or {}).get("train", {})
         ended = {uid: tag for uid, tag in kept.items() if tag.get("is_prompt") and tag["status"] == "finished"}
         if ended:
