@@ -83,7 +83,7 @@ class _GrammarReader:
         return found[0]
 
     def arguments(self, parameters: Sequence[str] | None) -> dict[str, Any]:
-        """From `(` to `)`."""
+        """Read the arguments, from `(` to `)`."""
         self.take("(")
         named: dict[str, Any] = {}
         unnamed: list[Any] = []

@@ -223,7 +223,7 @@ def model_answers(config: Config, engine: str) -> ModelAnswers:
 
 
 def say_how_trained(config: Config) -> None:
-    """At the start of a local run, before its weights are loaded. Raises a `ConfigError` if they can't be trained."""
+    """Say it before a local run loads its weights. Raises a `ConfigError` if they can't be trained."""
     answers = model_answers(config, config.ajet.rollout.engine)
     if answers.problems:
         raise ConfigError("\n".join(answers.problems))

@@ -103,7 +103,7 @@ class Evaluation:
 
     @property
     def mean_rewards(self) -> dict[str, float]:
-        """By task."""
+        """The mean reward of each task."""
         return {task: sum(found) / len(found) for task, found in self.rewards.items()}
 
     def gain_over(self, other: Evaluation) -> Gain | None:
@@ -111,7 +111,7 @@ class Evaluation:
         return Gain.of(other.mean_rewards, self.mean_rewards)
 
     def as_json(self) -> dict[str, Any]:
-        """With names in place of numbers, as a JSON file holds it."""
+        """The same with names in place of numbers, as a JSON file holds it."""
         shares = {str(k): share._asdict() for k, share in self.pass_at.items()}
         return {**asdict(self), "pass_at": shares, "folder": None if self.folder is None else str(self.folder)}
 
@@ -133,8 +133,8 @@ class EvaluationCell:
 
     @classmethod
     def of(cls, config: Config, repeats: int | None = None, **more: Any) -> EvaluationCell:
-        """With the validation tasks of a config. Several repeats are sampled, unless the config says otherwise: greedy
-        ones are all alike."""
+        """What a config asks for, on its validation tasks. Several repeats are sampled, unless it says otherwise:
+        greedy ones are all alike."""
         tasks = read_validation_tasks(build_reader(config))
         if not tasks:
             raise ConfigError(

@@ -99,7 +99,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool | None:
-        """None if the GPU's memory is not known."""
+        """Whether it fits; None if the GPU's memory isn't known."""
         return None if self.device.capacity is None else self.total <= self.device.capacity
 
     @property

@@ -226,7 +226,7 @@ def _trail(episode: Episode) -> list[str]:
 
 
 def _shortened(text: str, width: int) -> str:
-    """In one line, without its middle if it is long: how it begins and how it ends."""
+    """Put a text into one line, without its middle if it is long."""
     from rich.cells import cell_len, set_cell_size
 
     text = printable(" ".join(text.split()))

@@ -215,7 +215,7 @@ class Probed:
 
 
 def rewarded(probes: Iterable[Probe], lowest: float, highest: float) -> list[Probe]:
-    """Those that are a success, or earn more than half of what there is to earn."""
+    """Pick those that are a success, or earn more than half of what there is to earn."""
     bar = (lowest + highest) / 2 if highest > lowest else math.inf
     return [probe for probe in probes if probe.success or (probe.reward is not None and probe.reward > bar)]
 

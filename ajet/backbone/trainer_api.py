@@ -125,7 +125,7 @@ class Trainer:
         self._quiet = quiet
 
     def _take_search(self, keywords: Mapping[str, Any]) -> None:
-        """With `backbone="prompt"`, `algorithm` names a search; the name of one, or an object, means that backbone."""
+        """Take `algorithm` as a search with `backbone="prompt"`. A search's name, or an object, means that backbone."""
         from ajet.config.kinds import PROMPT_OPTIMISERS
 
         algorithm = keywords.get("algorithm")

@@ -60,7 +60,7 @@ async def _serve(arguments: Namespace) -> int:
 
 
 def _to_file(path: Path) -> Sink:
-    """One OTLP document per line."""
+    """Write one OTLP document per line."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()

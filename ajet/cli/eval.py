@@ -97,7 +97,7 @@ def _parser() -> CommandParser:
 
 
 def _cells(arguments: Namespace, config: Config, model: str) -> Iterator[EvaluationCell]:
-    """One per file of tasks."""
+    """Make a cell for each file of tasks."""
     from ajet.backbone.evaluation import EvaluationCell, Price, model_keys, tasks_keys
     from ajet.config.loader import load_config
 
@@ -128,7 +128,7 @@ def _resolved(model: str, *, best: bool) -> str:
 
 @contextmanager
 def _progress(cells: Sequence[EvaluationCell]) -> Iterator[Callable[[EvaluationCell, Episode], None]]:
-    """On a terminal, a bar."""
+    """Show a bar on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -162,8 +162,8 @@ def _flat(one: Evaluation) -> dict[str, float]:
 
 
 def _intervals(one: Evaluation) -> dict[str, Share]:
-    """By metric. Where attempts failed, the share of successes isn't pass@1, the mean over the tasks, whose interval
-    this is: it then has a name of its own."""
+    """The interval of each metric. Where attempts failed, the share of successes isn't pass@1, the mean over the tasks,
+    whose interval this is: it then has a name of its own."""
     found = {f"val/success/pass@{k}": share for k, share in one.pass_at.items()}
     first = found.get("val/success/pass@1")
     if first is not None and math.isclose(first.value, one.metrics["val/success"], abs_tol=1e-9):

@@ -82,7 +82,7 @@ def _check_authority(file: str) -> None:
 
 
 async def _work(arguments: Namespace, key: str, number: int, runner: int, workflow_class: type[Workflow]) -> int:
-    """In a worker."""
+    """What a worker does."""
     from ajet.store.requests import KeyRefusedError, StoreUnavailableError
     from ajet.task_runner.remote import WorkerSettings, work
 

@@ -87,7 +87,7 @@ def known_keys() -> dict[Path, KnownKey]:
 
 
 def where_it_belongs(path: tuple[Any, ...]) -> str:
-    """For an unknown path: which key was probably meant, or which ones there are."""
+    """Say of an unknown path which key was probably meant, or which ones there are."""
     names = tuple(str(part) for part in path)
     parent, last = names[:-1], names[-1]
     siblings = {key.path[-1]: key for key in known_keys().values() if key.path[:-1] == parent}

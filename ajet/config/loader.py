@@ -292,7 +292,7 @@ def _needed_for_reader(ajet: AjetConfig) -> Iterator[Problem]:
 
 
 def _check_top(tree: dict[str, Any], sources: Sources) -> None:
-    """There is an `ajet:` block, and none of its groups stands beside it by mistake."""
+    """Check that there is an `ajet:` block, and none of its groups beside it."""
     if not isinstance(tree.get("ajet"), dict | None):
         return  # its type is checked later
     if "ajet" not in tree:

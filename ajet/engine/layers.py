@@ -54,7 +54,7 @@ def layer_kinds(layers: Any) -> list[Any]:
 
 
 def period_of(kinds: list[Any]) -> int:
-    """After how many layers their kinds repeat; their number, if they don't."""
+    """How many layers make a period, after which their kinds repeat: all, if they never do."""
     return next(size for size in range(1, len(kinds) + 1) if kinds[size:] == kinds[: len(kinds) - size])
 
 

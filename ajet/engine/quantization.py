@@ -106,7 +106,7 @@ def merged_weights(model: Any) -> dict[str, Tensor]:
 
 
 def _bare(name: str) -> str:
-    """Without the wrappings of adapters."""
+    """A module's name without the wrappings of adapters."""
     return name.replace(".base_layer", "")
 
 

@@ -300,7 +300,7 @@ class Instances:
     # ------------------------------------------------------------ the clean process
 
     async def _clean_process(self) -> ForkingClient:
-        """With the environment imported; a new one if the last has died. Raises a `UserError`."""
+        """The process that has imported the environment; a new one if the last has died. Raises a `UserError`."""
         if self._server is not None and self._server.died:
             self._server.close()
             self._server = None

@@ -271,7 +271,7 @@ class ServiceEnvironment(Environment):
         return self._client.info(self._instance_id)
 
     def ask_for_tools(self) -> Sequence[Mapping[str, Any]]:
-        """By `/get_info`, whose answer may be anything: only schemas count. A service without it offers none."""
+        """Ask `/get_info`, whose answer may be anything: only schemas count. A service without it offers none."""
         try:
             told = self._client.info(self._instance_id)
         except EnvironmentUnavailableError:

@@ -368,7 +368,7 @@ def _figures_of_seeds(records: Sequence[Record], name: str) -> list[float]:
 
 
 def _range(values: Sequence[float], form: str, runs: int) -> str:
-    """From the lowest to the highest; of how many runs, if some have no such figure."""
+    """Say the lowest and the highest; and how many runs have this figure, if some don't."""
     some = f" ({len(values)} of {runs})" if len(values) < runs else ""
     if len(values) < 2:
         return some.strip()

@@ -191,7 +191,7 @@ class _MatrixReader:
         return str(found.value)
 
     def file(self, node: YamlNode, key: str) -> Path:
-        """From the working directory, the matrix's folder, or one above, as a config's files are found."""
+        """Find it from the working directory, the matrix's folder, or one above, as a config's files are found."""
         given = self.text(node, key)
         found = find_named(given, [self.path.parent], Path.is_file)
         if found is None:

@@ -99,7 +99,7 @@ class EpisodeStore:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """One thread at a time. A part of the file may be damaged although it could be opened."""
+        """Let one thread read at a time. A part of the file may be damaged although it could be opened."""
         with self._lock:
             try:
                 yield

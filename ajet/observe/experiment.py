@@ -395,7 +395,7 @@ def _lock(path: Path) -> int:
 
 
 def _close_quietly(handle: int) -> None:
-    """In a forked child, which must not keep the folder locked after its parent died."""
+    """Close it in a forked child, which must not keep the folder locked after its parent died."""
     with suppress(OSError):  # closed before the fork
         if os.readlink(f"/proc/self/fd/{handle}").endswith(_LOCK):
             os.close(handle)

@@ -189,14 +189,14 @@ class RunningTotal:
 
     @property
     def expected_seconds(self) -> float | None:
-        """In all, at the pace of the steps after the first. None: too early to tell, or no end is known."""
+        """How long all steps take, at the pace of those after the first. None: it isn't known, or not yet."""
         if not self.total_steps or self.steps < 2:
             return None
         pace = (self.seconds - self.warm_up) / (self.steps - 1)
         return self.seconds + max(0.0, self.total_steps - self.last) * pace
 
     def figures(self) -> dict[str, float]:
-        """By name; what was not used is left out."""
+        """The figures by name; what was not used is left out."""
         kept = {name: value for name, value in asdict(self).items() if value and name not in _OF_STEPS}
         expected = self.expected_seconds
         return kept if expected is None else {**kept, "expected_seconds": expected}

@@ -123,7 +123,7 @@ class Figures:
         return self.of(name).part(-self.window)
 
     def change(self, name: str) -> Trend | None:
-        """From the first quarter of the steps to the last; None if there are too few of them."""
+        """How much it changed from the first quarter of the steps to the last. None: there are too few."""
         series = self.of(name)
         count = len(series.steps)
         if count < _FEWEST_FOR_CHANGE:
@@ -187,7 +187,7 @@ class RunEvidence:
 
     @staticmethod
     def groups_of(rows: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-        """Those of them that have a reward, by group; groups of one say nothing."""
+        """Group those that have a reward; groups of one say nothing, and are left out."""
         found: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             if row["group_id"] and row["reward"] is not None:

@@ -63,7 +63,7 @@ class Gain(NamedTuple):
 
     @classmethod
     def of(cls, before: Mapping[str, float], after: Mapping[str, float]) -> Gain | None:
-        """From each task's mean result. None: the two have no task in common."""
+        """Compare each task's mean result. None: the two have no task in common."""
         shared = sorted(before.keys() & after.keys())
         if not shared:
             return None

@@ -99,7 +99,7 @@ class SearchAdapter:
         self._by_texts = {_key(candidate.texts): candidate for candidate in search.candidates.values()}
 
     def stop(self) -> None:
-        """From the search's loop: whatever the package waits for ends."""
+        """End whatever the package waits for. Called from the search's loop."""
         with self._stopping:
             self.ending = self.ending or CancelledError()
             if self._running is not None:

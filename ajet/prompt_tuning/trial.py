@@ -92,7 +92,7 @@ class Score:
 
     @property
     def values(self) -> dict[str, float]:
-        """By task, without those that don't count."""
+        """The values by task, without those that don't count."""
         return {trial.task_id: trial.value for trial in self.trials if trial.value is not None}
 
     @property

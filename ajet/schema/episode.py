@@ -156,7 +156,7 @@ class CallTree:
         return np.concatenate(parts[::-1])
 
     def children(self) -> list[list[int]]:
-        """For each run, the runs that continue it."""
+        """The runs that continue each run."""
         children: list[list[int]] = [[] for _ in self.runs]
         for index, run in enumerate(self.runs):
             if run.parent != ROOT:

@@ -52,7 +52,7 @@ def missing_packages_named(what: str) -> Iterator[None]:
 
 @contextmanager
 def imported_to_stay() -> Iterator[None]:
-    """For the imports of training: the million objects that they make are never looked through for garbage, which takes
+    """Import for training: the million objects that they make are never looked through for garbage, which takes
     an eighth of the time to the first step. Where PyTorch is imported already, there is nothing to do."""
     if "torch" in sys.modules or not gc.isenabled():
         yield

@@ -329,7 +329,7 @@ def _how(event: dict[str, Any]) -> str:
 
 
 def reseed() -> None:
-    """To be called after a fork, which reseeds Python's generator, but not numpy's. numpy imports its own when it is
+    """Call this after a fork, which reseeds Python's generator, but not numpy's. numpy imports its own when it is
     needed, which then seeds itself: importing it here would take longer than a short episode."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()

@@ -88,7 +88,7 @@ _threads = ThreadPoolExecutor(PROCESSES, "json-schemas")
 
 
 def _forget() -> None:
-    """In a forked process: the parent's children and threads aren't ours."""
+    """Forget the parent's children and threads in a forked process: they aren't ours."""
     global _threads, _slots
     _free.clear()
     _threads = ThreadPoolExecutor(PROCESSES, "json-schemas")

@@ -84,7 +84,7 @@ class HelperBudget:
 
     @property
     def cost(self) -> float:
-        """In the currency of the prices."""
+        """What was spent, in the currency of the prices."""
         prices = self.limits.price_per_million
         return (self.input_tokens * prices.input + self.output_tokens * prices.output) / 1e6
 
@@ -363,7 +363,7 @@ class Asker:
     def of_run(
         cls, config: Any, helper: HelperModel, *, max_concurrent: int = 32, retries: int = 3, cache: bool = True
     ) -> Asker:
-        """One that keeps the answers in the experiment's folder. Raises ConfigError if the helper has no endpoint."""
+        """Make one that keeps answers in the experiment's folder. Raises ConfigError if the helper has no endpoint."""
         helper.endpoint()
         kept = AnswerCache(config.cache_path / "helper_answers.sqlite") if cache else None
         return cls(helper, cache=kept, max_concurrent=max_concurrent, retries=retries)

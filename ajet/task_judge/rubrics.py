@@ -328,7 +328,7 @@ class RubricsWriter:
 
 
 def _pairs(example: Example, grades: Sequence[Grade]) -> list[bool]:
-    """For each pair of answers of different rank: whether the grades have them in the right order."""
+    """Whether the grades have each pair of answers of different rank in the right order."""
     together = list(zip(example.labels, grades, strict=True))
     return [
         (one.score > other.score) == (rank < other_rank) and one.score != other.score

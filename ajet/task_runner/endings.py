@@ -343,7 +343,7 @@ class LateJudge:
 
 
 async def _ask(judge: GroupJudge, episodes: list[JudgedEpisode], retries: int) -> Outcomes:
-    """In the judge's thread."""
+    """Ask in the judge's thread."""
 
     async def ask() -> list[Judgement]:
         value = await called(judge.compute_group_rewards, episodes)

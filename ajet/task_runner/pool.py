@@ -340,7 +340,7 @@ class _Group:
         return max(min(2, self.size), self.size - dropped)
 
     def _is_decided(self, started: int, running: Collection[int]) -> bool:
-        """Nothing that still runs can change what is trained."""
+        """Whether nothing that still runs can change what is trained."""
         if self.cancelled:
             return True  # the run is being ended
         chosen = self._chosen()

@@ -293,7 +293,7 @@ def _own(task: Task) -> Task:
 
 
 def _copied(value: Any) -> Any:
-    """Other lists and dictionaries, which hold the same objects."""
+    """Copy lists and dictionaries, but not the other objects that they hold."""
     if type(value) is dict:
         return {key: _copied(each) for key, each in value.items()}
     return [_copied(each) for each in value] if type(value) is list else value

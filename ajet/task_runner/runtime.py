@@ -286,7 +286,7 @@ class Runtime:
         return ThreadRunner(workflow_class, self._judge, self, threads, environments, sandboxes)
 
     def _late_judge(self) -> LateJudge:
-        """For a judge that decides later. With isolated workflows, one of the user's is imported when it is needed."""
+        """Load a judge that decides later. With isolated workflows, one of the user's is imported when it is needed."""
         return LateJudge(
             lambda: self._judge or self._prepared(load_judge(self.config, self.config.base_dirs)),
             self.config.ajet.rollout,

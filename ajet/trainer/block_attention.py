@@ -163,7 +163,7 @@ def _batches(rows: list[tuple[int, int]], device: torch.device) -> tuple[list[Ro
 
 
 def _tiles_above(asking: Tensor, start: int, end: int, depth_N: Tensor, visibility: Visibility) -> list[Tile]:
-    """Those that still see something of the row above, tile by tile."""
+    """Find, tile by tile, those that still see something of the row above."""
     first_M = visibility.first(depth_N[asking])
     top, bottom = int(depth_N[start]), int(depth_N[end - 1])
     sees = first_M <= bottom

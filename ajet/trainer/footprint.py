@@ -221,7 +221,7 @@ class FewLayers(NamedTuple):
 
 
 def few_layers(model: Any) -> FewLayers | None:
-    """For a model of which further layers only repeat the first ones. None: all have to be computed."""
+    """How few layers stand for all, where further ones only repeat them. None: all have to be computed."""
     layers = layers_of(model)
     if layers is None:
         return None

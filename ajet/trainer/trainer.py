@@ -412,7 +412,7 @@ class Updater:
 
 @contextmanager
 def _training_mode(modules: Sequence[Any]) -> Iterator[None]:
-    """These modules alone in training mode, not those inside them."""
+    """Put these modules alone into training mode, not those inside them."""
     for module in modules:
         module.training = True
     try:

@@ -231,7 +231,7 @@ def parse_arguments(arguments: str | dict[str, Any]) -> Arguments:
 
 
 def _in_whole_numbers(value: Any, schema: Any) -> Any:
-    """With an integer where the schema wants one: in JSON, `2.0` is one, too."""
+    """Put an integer where the schema wants one: in JSON, `2.0` is one, too."""
     if not isinstance(schema, dict):
         return value
     if isinstance(value, dict):

@@ -227,8 +227,8 @@ class Learner:
             torch.cuda.empty_cache()
 
     def logprobs_before(self, episodes: Sequence[Episode]) -> dict[str, list[FloatArray]]:
-        """By episode and call: each sampled token's logprob under the weights before the last update. NaN for tokens
-        that aren't trained, empty for calls that aren't."""
+        """Return, by episode and call, each sampled token's logprob under the weights before the last update: NaN for
+        tokens that aren't trained, empty for calls that aren't."""
         known = self.trainer.before
         found: dict[str, list[FloatArray]] = {}
         for index, episode in enumerate(episodes):

@@ -60,7 +60,7 @@ class TemplateComparison:
 
     @classmethod
     def of(cls, before: Score, after: Score) -> TemplateComparison | None:
-        """None if no task counts for both."""
+        """Compare two scores. None: no task counts for both."""
         gain, (first, second) = Gain.of(before.values, after.values), common_means([before, after])
         if gain is None or first is None or second is None:
             return None

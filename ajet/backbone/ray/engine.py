@@ -117,7 +117,7 @@ class ServerEngine(RayEngine):
     def of(
         cls, config: Config, client: Any, servers: str, on_death: Callable[[BaseException], None] | None = None
     ) -> ServerEngine:
-        """For the model of a run. `client`: verl's. `servers`: its name of what serves the model."""
+        """Make one for the model of a run. `client`: verl's. `servers`: its name of what serves the model."""
         from ajet.backbone.ray.verl.client import with_versions
 
         source = ModelSource.resolve(config.ajet.model.path)

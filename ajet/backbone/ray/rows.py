@@ -215,7 +215,7 @@ def experiences_of(
 def group_experiences(
     group: EpisodeGroup, samples: Sequence[Sequence[Sample]], *, uid: str, span: tuple[float, float]
 ) -> list[Experience]:
-    """Those of a complete group; an empty one if nothing of it can be trained, because its episodes count."""
+    """The experiences of a complete group; an empty one if nothing of it can be trained, because its episodes count."""
     pairs = list(zip(group.episodes, samples, strict=True))
     rows = [row for episode, mine in pairs for row in experiences_of(episode, mine, uid=uid, span=span)]
     rows = rows or [empty_experience(group, uid=uid, span=span)]
@@ -241,7 +241,7 @@ def empty_experience(group: EpisodeGroup, *, uid: str, span: tuple[float, float]
 
 
 def ordered(experiences: Sequence[Any]) -> list[Any]:
-    """By their task's place in the batch, which Trinity's runner notes; see `in_order`."""
+    """Order them by their task's place in the batch, which Trinity's runner notes; see `in_order`."""
     names = [experience.info[ROW] for experience in experiences]
     return [experiences[at] for at in in_order(names, [int(one.eid.task or 0) for one in experiences])]
 

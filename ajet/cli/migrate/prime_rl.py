@@ -108,7 +108,7 @@ RULES: dict[str, Rule] = {
 
 
 def _without_empty(tree: Tree) -> Tree:
-    """Without tables that hold nothing: they switch a part on, which here is always there, but for LoRA."""
+    """Drop tables that hold nothing: they switch a part on, which here is always there, but for LoRA."""
     kept = {name: _without_empty(value) if isinstance(value, dict) else value for name, value in tree.items()}
     return {name: value for name, value in kept.items() if value != {} or name == "lora"}
 

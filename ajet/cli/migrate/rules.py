@@ -96,7 +96,7 @@ class Migration:
                 self.lines[index] = line._replace(what="dropped", why=why)
 
     def _fit(self) -> None:
-        """Others say one or two of the three lengths; the third must suit them."""
+        """Make the three lengths suit each other: other systems say one or two of them."""
         whole, prompt, response = "rollout.max_model_len", "data.max_prompt_length", "data.max_response_length"
         usual = AjetConfig()
         asked, answered = usual.data.max_prompt_length, usual.data.max_response_length

@@ -220,7 +220,7 @@ RULES: dict[str, Rule] = {
 
 
 def _without_targets(tree: Tree) -> Tree:
-    """Without `_target_`, which names verl's own classes for hydra."""
+    """Drop `_target_`, which names verl's own classes for hydra."""
     return {
         key: _without_targets(value) if isinstance(value, dict) else value
         for key, value in tree.items()

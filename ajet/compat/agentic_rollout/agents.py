@@ -200,8 +200,8 @@ class GeneralAgent(_Former):
             run.messages[-1] = {**run.messages[-1], "content": said}
 
     def parse(self, message: Message, run: AgentRun) -> AgentReply:
-        """By `action_parser`, if there is one: it returns `tool_name`, `tool_args` and `thought_content`, a step, or a
-        list of either."""
+        """Parse by `action_parser`, if there is one. It returns `tool_name`, `tool_args` and `thought_content`, a step,
+        or a list of either."""
         if self.action_parser is None:
             return super().parse(message, run)
         found = self.action_parser(str(message.get("content") or ""))

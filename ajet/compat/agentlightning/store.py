@@ -150,7 +150,7 @@ class LightningStore:
     async def wait_for_rollouts(
         self, *, rollout_ids: Sequence[str], timeout: float | None = None
     ) -> list[AttemptedRollout]:
-        """Those that have ended by then."""
+        """Return those that have ended by then."""
         return [_attempted(one) for one in await self.ours.wait(rollout_ids, timeout)]
 
     async def update_rollout(self, rollout_id: str, *, status: str | None = None, **changes: Any) -> Rollout:
@@ -246,7 +246,7 @@ class LightningStore:
         return (await self.ours.next_sequence_ids(rollout_id))[0]
 
     async def get_many_span_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> list[int]:
-        """One for each rollout and attempt."""
+        """Return one for each rollout and attempt."""
         return [await self.get_next_span_sequence_id(*one) for one in attempts]
 
     # ------------------------------------------------------------ resources, workers

@@ -116,7 +116,7 @@ def extract_links_from_attributes(attributes: Mapping[str, Any]) -> list[LinkPyd
 
 
 def query_linked_spans(spans: Sequence[Span], links: Sequence[LinkPydanticModel]) -> list[Span]:
-    """Those that match every link."""
+    """Return those that match every link."""
 
     def value(span: Span, key: str) -> Any:
         return getattr(span, key) if key in ("trace_id", "span_id") else span.attributes.get(key)
@@ -125,7 +125,7 @@ def query_linked_spans(spans: Sequence[Span], links: Sequence[LinkPydanticModel]
 
 
 def filter_attributes(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Those named `prefix`, or below it."""
+    """Return those named `prefix`, or below it."""
     return {name: value for name, value in attributes.items() if f"{name}.".startswith(f"{prefix}.")}
 
 

@@ -169,7 +169,7 @@ class LayerPlan(NamedTuple):
 
 
 def _split(members: list[Member], largest: int) -> tuple[list[Member], list[Member]]:
-    """Those with up to `largest` new tokens, and those with more."""
+    """Split rows into those with up to `largest` new tokens and those with more."""
     return [one for one in members if one.part.count <= largest], [one for one in members if one.part.count > largest]
 
 
@@ -222,7 +222,8 @@ _END = itemgetter(0)
 
 
 def _best_length(ends: list[tuple[int, Member]]) -> tuple[float, int, list[Member]]:
-    """For a prefix of which parts hold more or less: the savings per holder, the best length, and its holders."""
+    """Choose how much of a prefix to share, of which rows hold more or less. Returns the savings per holder, the best
+    length, and its holders."""
     ends = sorted(ends, key=_END, reverse=True)
     saved, number = max(((end * index - PREFIX_TOKENS) / (index + 1), index + 1) for index, (end, _) in enumerate(ends))
     return saved, ends[number - 1][0], [member for _, member in ends[:number]]

@@ -181,7 +181,7 @@ class KV:
         self.states[after] = [state.alone() for state in states] if after == self.keep_at else states
 
     def take_experts(self, before: int, experts: Iterable[Any]) -> None:
-        """Those of the tokens from `before` on, which are computed."""
+        """Take those of the computed tokens from `before` on."""
         self.experts[before:] = experts
 
     def last_state(self, length: int) -> int:

@@ -281,7 +281,7 @@ class LongChunk:
         read.values_TKGD[self.span].flatten(1, 2).copy_(output_HMD.transpose(0, 1))
 
     def _read_grouped(self, new: New, read: Read, rule: Rule, keys_KCD: torch.Tensor, values_KCD: torch.Tensor) -> None:
-        """With the queries of a key head as one long list, and the log-sum-exp."""
+        """Read with the queries of a key head as one long list. Returns the log-sum-exp, too."""
         query_KGMD = new.query_TKGD[self.span].permute(1, 2, 0, 3)
         sizes = query_KGMD.shape[1], query_KGMD.shape[2]
         visible_MC = self._mask(rule.visibility, query_KGMD.device)

@@ -96,7 +96,7 @@ class UnconfinedSandbox(Confined):
         return streams.result(code if code >= 0 else 128 - code, timed_out)
 
     async def end_processes(self) -> None:
-        """Those that are still in their command's group."""
+        """End processes that are still in their command's group."""
         for group in filter(_alive, self._running):
             _end(group)
 

@@ -113,7 +113,7 @@ class SessionSettings:
     def from_config(
         cls, config: Any, seed_key: SeedKey, trainable_targets: tuple[str, ...], *, validation: bool
     ) -> SessionSettings:
-        """From a loaded `Config`. `validation` uses `rollout.val_kwargs`, and lets clients choose for themselves."""
+        """Read a loaded `Config`. `validation` uses `rollout.val_kwargs`, and lets clients choose for themselves."""
         rollout = config.ajet.rollout
         temperature, top_p, top_k = rollout.temperature, rollout.top_p, rollout.top_k
         if validation:

@@ -279,7 +279,7 @@ class JsonScanner:
         further: str | None = r"\s*\}\s*[,;]?\s*" + JSON_CALL,
         name_of: NameOf = json_string,
     ) -> None:
-        """By default for `{"name": …, "arguments": {…}}`, or a list of it."""
+        """By default, it reads `{"name": …, "arguments": {…}}`, or a list of it."""
         self.calls: list[ScannedCall] = []
         self._head: str | None = first
         """None: nothing more is recognised."""

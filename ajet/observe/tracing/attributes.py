@@ -333,7 +333,7 @@ def is_reward_span(span: Span) -> bool:
 
 
 def find_reward_spans(spans: Sequence[Span]) -> list[Span]:
-    """Those that hold a reward, in their order."""
+    """Find the spans that hold a reward, in their order."""
     return [span for span in spans if is_reward_span(span)]
 
 

@@ -45,7 +45,7 @@ class SpanSink(NamedTuple):
 
     @classmethod
     def to_session(cls, session: EpisodeSession, loop: asyncio.AbstractEventLoop) -> SpanSink:
-        """For the process that runs the episode. `loop`: the session's event loop."""
+        """Connect within the process that runs the episode. `loop`: the session's event loop."""
 
         def add(span: Span) -> None:
             with suppress(RuntimeError):  # the loop is closed: the run is over
@@ -55,7 +55,7 @@ class SpanSink(NamedTuple):
 
     @classmethod
     def to_gateway(cls, base_url: str, key: str) -> SpanSink:
-        """For any other process."""
+        """Connect from any other process."""
         sender = SpanSender(
             base_url.removesuffix("/v1"), {"authorization": f"Bearer {key}"}, what=f"the gateway at {base_url}"
         )

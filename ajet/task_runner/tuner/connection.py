@@ -223,7 +223,7 @@ class HttpBridge:
     async def _exchange(
         self, connection: _Connection, request: bytes, idle: list[_Connection], *, reused: bool
     ) -> Answer | None:
-        """None if a reused connection turns out to have been closed while it was idle."""
+        """Send a request and read its answer. None: a reused connection had been closed while it was idle."""
         reader, writer = connection
         keep = begun = False
         try:

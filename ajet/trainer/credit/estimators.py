@@ -123,7 +123,7 @@ class MiniBatch(NamedTuple):
 
 
 def mini_batches(tokens: Sequence[int], count: int, norm: LossNorm, seed: Sequence[int]) -> list[MiniBatch]:
-    """At most `count` parts, none empty. `tokens`: the trained tokens (entries of them) of each trained episode.
+    """Cut a batch into at most `count` parts, none empty. `tokens`: each episode's trained tokens (entries of them).
 
     With a norm over episodes, parts are as large as their numbers of episodes; with the mean over tokens, as their
     numbers of tokens.

@@ -92,12 +92,12 @@ class CpuTrainEngine(TrainEngineWrapper):  # type: ignore[misc]
         )
 
     async def upload_state_dict(self) -> None:
-        """To Trinity's synchronizer, in memory."""
+        """Hand the weights to Trinity's synchronizer, in memory."""
         weights = {name: tensor.detach().clone() for name, tensor in self._trainer.model.state_dict().items()}
         await self._synchronizer.set_model_state_dict.remote(weights, self._step)
 
     async def save_state_dict(self) -> None:
-        """To the folder that Trinity's synchronizer watches."""
+        """Write the weights to the folder that Trinity's synchronizer watches."""
         folder = self._folder / f"global_step_{self._step}" / WEIGHTS
         self._trainer.model.save_pretrained(folder)
         scratch = self._folder / ".latest"

@@ -102,7 +102,7 @@ class EpisodeWorker:
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "finished"})
 
     def _rows(self, group: EpisodeGroup, step: int) -> list[Row]:
-        """Also of a group that is left out: verl would put another in its place, without end if each one fails."""
+        """Lay a group out, even one to be left out: verl would put another in its place, endlessly if each fails."""
         if not group.complete:
             return [stand_in(group.group_id, step=step)]
         samples = [self._runner.samples(episode) for episode in group.episodes]
