@@ -45,7 +45,10 @@ class Rewards:
             raise RewardError("tuner.reward takes call=… or agent=…, not both")
         if call is not None:
             if call not in calls:
-                raise RewardError(f"tuner.reward(call={call!r}): this episode has no such call; it has {_some(calls)}")
+                raise RewardError(
+                    f"tuner.reward(call={call!r}): this episode has no such call; it has {_some(calls)}: give the id "
+                    "of the response (LangChain: reply.response_metadata['id'])"
+                )
             calls[call].reward = value
             calls[call].replaces_outcome = replace
         elif agent is not None:

@@ -39,15 +39,15 @@ async def rewards(body: dict[str, Any], caller: Caller) -> Answer:
     if not caller.control:
         raise KeyScopeError("rewards need the episode's control key (tuner.control_key()): an agent's key gives none")
     value = _reward(body.get("reward"))
-    call = bare_call_id(protocol.text(body, "call"))
-    agent = protocol.text(body, "agent") or None
+    given = {key: protocol.text(body, key) for key in ("call", "agent") if body.get(key) is not None}
+    call, agent = bare_call_id(given.get("call")), given.get("agent")
     replace = protocol.flag(body, "replace")
     if replace and call is None:
         raise BadField("replace", "replace needs a call: the one whose reward replaces the outcome")
     try:
         caller.session.reward(value, call=call, agent=agent, replace=replace)
     except RewardError as error:  # no such call or agent
-        raise BadField("call" if call else "agent", str(error)) from None
+        raise BadField("agent" if call is None else "call", str(error)) from None
     return json_answer({"object": "reward", "reward": value, "call": call, "agent": agent, "replace": replace})
 
 

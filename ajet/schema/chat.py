@@ -250,6 +250,6 @@ def plain_text(content: Any) -> str:
 
 def bare_call_id(response_id: str | None) -> str | None:
     """The call id inside a response's id, whatever the protocol."""
-    if not response_id:
+    if response_id is None:
         return None
     return next((response_id.removeprefix(one) for one in PREFIXES if response_id.startswith(one)), response_id)

@@ -438,8 +438,9 @@ def test_a_list_needs_one_agent_without_branches() -> None:
 def test_rewards_for_nobody_are_refused() -> None:
     drive = Drive()
     linear(drive, 1)
-    with pytest.raises(RewardError, match="no such call; it has call-0"):
-        drive.tracker.reward(1.0, call="call-9")
+    for call in ("call-9", "", "lc_run--1"):
+        with pytest.raises(RewardError, match=r"no such call; it has call-0: .*response_metadata"):
+            drive.tracker.reward(1.0, call=call)
     with pytest.raises(RewardError, match="no such agent"):
         drive.tracker.reward(1.0, agent="nobody")
     with pytest.raises(RewardError, match="not both"):

@@ -109,6 +109,10 @@ def test_rewards_from_another_process() -> None:
         far.reward(1.0)
         with pytest.raises(RewardError):
             far.reward(1.0, agent=3)  # type: ignore[arg-type]
+        for tuner in (near, far):  # a stream that was left before it told its id
+            for nobody in ({"call": ""}, {"agent": ""}):
+                with pytest.raises(RewardError, match="no such"):
+                    tuner.reward(9.0, **nobody)
         with pytest.raises(RewardError, match="needs a call"):
             far.reward(1.0, replace=True)
 
