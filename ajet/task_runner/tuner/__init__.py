@@ -319,8 +319,8 @@ class AjetTuner:
         if debug_model is not None and not self._trainable_targets:
             raise ConfigError(
                 f"debug_model is given for target {target!r}, but the workflow has no trainable_targets, so this "
-                "target is trained: name those to train on the workflow, as in trainable_targets = ['solver'], and the "
-                "target of each agent (target_tag=…); or leave debug_model out"
+                "target is trained: name those to train on the workflow, as in trainable_targets: list[str] = "
+                "['solver'], and the target of each agent (target_tag=…); or leave debug_model out"
             )
         return not self._trainable_targets or target in self._trainable_targets
 

@@ -309,8 +309,9 @@ def test_targets_that_are_not_trained_go_to_their_own_model() -> None:
 def test_a_debug_model_is_refused_where_every_target_is_trained() -> None:
     async def workflow(tuner: AjetTuner) -> None:
         for client in (tuner.as_raw_openai_sdk_client, tuner.as_anthropic_client, tuner.as_oai_baseurl_apikey):
-            with pytest.raises(ConfigError, match=r"target 'critic', but the workflow has no trainable_targets"):
+            with pytest.raises(ConfigError, match=r"target 'critic', but the workflow has no") as refused:
                 client(target_tag="critic", debug_model=HelperModel("big", "http://127.0.0.1:1/v1", "key"))
+            assert "trainable_targets: list[str] = ['solver']" in str(refused.value)  # without its type, a class fails
 
     in_workflow(LineEngine("x"), workflow)
 
