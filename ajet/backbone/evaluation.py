@@ -286,14 +286,13 @@ def _record(cell: EvaluationCell) -> Iterator[EpisodeRecorder | None]:
     with ExperimentFolder.open(config, exp_dir=cell.out, backbone="eval", judge=scored_by(config)) as experiment:
         (folder / FINGERPRINT).write_text(json.dumps(made_of, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         experiment.save_code(user_files(config))
-        if experiment.episodes.exists():
-            with closing(EpisodeStore(experiment.episodes)) as store:
-                for recorded in store.all(EpisodeFilter(validation=True)):
-                    cell.take(recorded.episode)
-        before = dict(cell.episodes)
         threshold = config.ajet.task_judge.success_threshold
         settings = RecorderSettings(max_gb=WITHOUT_LIMIT_GB, success_threshold=threshold)
         with closing(EpisodeRecorder(experiment.episodes, settings, masker=experiment.masker)) as recorder:
+            with closing(EpisodeStore(experiment.episodes)) as store:
+                for recorded in store.all(EpisodeFilter(validation=True)):
+                    cell.take(recorded.episode)
+            before = dict(cell.episodes)
             yield recorder
         if cell.episodes != before:
             experiment.metrics.log(0, validation_metrics(cell.groups(), threshold))

@@ -176,7 +176,7 @@ def _as_json(found: Sequence[Evaluation]) -> dict[str, Any]:
         {
             "model": one.model,
             "against": first.model,
-            "tasks": one.tasks,
+            "tasks_name": one.tasks,
             **(gain._asdict() if gain else {"value": None}),
         }
         for one, first, gain in _gains(found)

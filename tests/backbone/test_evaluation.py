@@ -108,6 +108,13 @@ def test_a_kept_evaluation_is_not_played_again(hosted: Server, tmp_path: Path) -
         played(hosted, repeats=1, out=tmp_path / "kept", temperature=0.2)
 
 
+def test_a_folder_whose_disk_had_no_room_for_the_first_episode_is_gone_on_with(hosted: Server, tmp_path: Path) -> None:
+    folder = played(hosted, repeats=1, out=tmp_path / "kept").folder
+    assert folder is not None
+    (folder / "episodes.sqlite").write_bytes(b"")
+    assert played(hosted, repeats=1, out=tmp_path / "kept").episodes == len(TASKS)
+
+
 def test_a_file_of_tasks(hosted: Server, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text(json.dumps({"id": "x", "question": "7", "answer": "7"}) + "\n")
     found = ajet.evaluate(Asks, tmp_path / "mine.jsonl", f"echo@{hosted.url}", config=SMALL, repeats=1)

@@ -139,6 +139,7 @@ def test_a_hosted_model_against_the_base(toy: Path, server: Server, capsys: pyte
     # 4 of 6 tasks are better by 1, none is worse: of 2^4 signs, two lead as far
     assert gain["value"] == pytest.approx(4 / 6) and gain["p"] == pytest.approx(2 / 16)
     assert (gain["tasks"], gain["better"], gain["worse"], gain["against"]) == (6, 4, 0, "base")
+    assert gain["tasks_name"] == "validation", "of several files, which it is about"
     page = (toy / "page.html").read_text()
     assert "+0.667" in page and "t3" in page and "<script" not in page and hosted in page
     assert evaluated(*arguments) == 0
