@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from ajet.backbone.plan import training_steps
@@ -24,6 +25,8 @@ from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.system.processes import die_with
 from ajet.task_reader import TaskStream, build_reader, read_training_tasks
 from ajet.task_runner.remote import KEY_VARIABLE
+
+log = logging.getLogger(__name__)
 
 Settings = dict[str, Any]
 """Keys of verl or Trinity (dotted), and their values."""
@@ -167,6 +170,34 @@ def micro_tokens(config: Config) -> int:
     longest = ajet.data.max_prompt_length + ajet.data.max_response_length
     asked = ajet.trainer_common.micro_tokens
     return max(longest, 16384 if asked == "auto" else asked)
+
+
+def checkpoint_step(folder: str) -> int | None:
+    """The step of one of verl's checkpoints: its folder is named after it."""
+    name = PurePath(folder).name
+    step = name.removeprefix("global_step_")
+    return int(step) if step != name and step.isdecimal() else None
+
+
+def newest_named(checkpoints: Path) -> int | None:
+    """The step in the file that verl writes after everything else of a checkpoint, and reads as it resumes; Trinity's
+    trainer is verl's. A full disk or a kill may leave it empty: the newest checkpoint is whole without it. If what it
+    names is gone, verl would begin again, unseen: the newest before it counts."""
+    newest = checkpoints / "latest_checkpointed_iteration.txt"
+    if not newest.exists():
+        return None
+    named = newest.read_text()
+    if named and (checkpoints / f"global_step_{named}").is_dir():
+        return int(named)
+    there = [checkpoint_step(folder.name) or 0 for folder in checkpoints.glob("global_step_*")]
+    step = max((step for step in there if not named or step < int(named)), default=0)
+    if not step:
+        newest.unlink()
+        return None
+    if named:
+        log.warning("%s holds no checkpoint of step %s any more; using that of step %d", checkpoints, named, step)
+    newest.write_text(str(step))
+    return step
 
 
 EPISODE_METRICS, ERROR, WARNINGS = "episodes.jsonl", "error.json", "warnings.jsonl"

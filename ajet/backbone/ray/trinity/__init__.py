@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.metrics import from_trinity
 from ajet.backbone.ray import launcher
-from ajet.backbone.ray.facts import Machine, Remark, check_refused, planned_facts
+from ajet.backbone.ray.facts import Machine, Remark, check_refused, newest_named, planned_facts
 from ajet.backbone.ray.start import detect_machine, on_cpu, planned_machine, require_library
 from ajet.backbone.ray.trinity.config import (
     CPU_GPUS,
@@ -138,8 +138,7 @@ class TrinityAdapter:
 
 def _newest_checkpoint(folder: Path) -> int | None:
     """Trinity's own trainer and the embedded one write different folders."""
-    trinity = folder / "latest_checkpointed_iteration.txt"
-    steps = [int(trinity.read_text())] if trinity.exists() else []
+    steps = [step for step in [newest_named(folder)] if step is not None]
     steps += [int(path.name.removeprefix("step_")) for path in folder.glob("step_*") if (path / "hf").is_dir()]
     return max(steps, default=None)
 

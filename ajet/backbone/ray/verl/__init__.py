@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone.metrics import from_verl
 from ajet.backbone.ray import launcher
-from ajet.backbone.ray.facts import Machine, Remark, check_refused, planned_facts
+from ajet.backbone.ray.facts import Machine, Remark, check_refused, checkpoint_step, newest_named, planned_facts
 from ajet.backbone.ray.start import PLATFORM, NoGpuError, check_gpus, detect_machine, planned_machine, require_library
 from ajet.backbone.ray.verl.config import (
     check_honoured,
-    checkpoint_step,
     compose_verl_config,
     pass_through,
     unknown_keys,
     verl_settings,
 )
 from ajet.backbone.ray.watcher import Source, Tail
-from ajet.schema.errors import UserError
+from ajet.schema.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from ajet.backbone import LaunchOptions
@@ -103,19 +102,12 @@ class VerlAdapter:
     def newest_step(self, config: Config, checkpoints: Path) -> int | None:
         """The step of the newest checkpoint, or of the one that `resume` names."""
         given = config.ajet.trainer_common.resume
-        return _newest(checkpoints) if given in ("auto", "never") else checkpoint_step(given)
+        if given in ("auto", "never"):
+            return newest_named(checkpoints)
+        if not Path(given).is_dir():
+            raise ConfigError(f"ajet.trainer_common.resume: there is no folder {given}: name a global_step_N")
+        return checkpoint_step(given)
 
     def newest_weights(self, config: Config, checkpoints: Path) -> Path | None:
-        step = _newest(checkpoints)
+        step = newest_named(checkpoints)
         return None if step is None else checkpoints / f"global_step_{step}" / "actor" / "huggingface"
-
-
-def _newest(checkpoints: Path) -> int | None:
-    """The step in the file that verl writes after everything else of a checkpoint, and reads as it resumes. A full disk
-    or a kill may leave it empty: the newest checkpoint is whole without it."""
-    newest = checkpoints / "latest_checkpointed_iteration.txt"
-    if not newest.exists():
-        return None
-    if not newest.read_text():
-        newest.write_text(str(max(checkpoint_step(folder.name) or 0 for folder in checkpoints.glob("global_step_*"))))
-    return int(newest.read_text())

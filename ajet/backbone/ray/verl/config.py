@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from importlib.util import find_spec
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.backbone.plan import installed, serving_engine, validation_repeats
@@ -22,6 +22,7 @@ from ajet.backbone.ray.facts import (
     RunFacts,
     Settings,
     check_refused,
+    checkpoint_step,
     micro_tokens,
     plain,
     shared_notes,
@@ -120,13 +121,6 @@ def pass_through(config: Config) -> Settings:
     settings |= dict(flatten(config.verl))
     settings |= dict(flatten(config.ajet.verl))  # what is still a group is empty
     return {key: plain(value) for key, value in settings.items()}
-
-
-def checkpoint_step(folder: str) -> int | None:
-    """The step of one of verl's checkpoints: its folder is named after it."""
-    name = PurePath(folder).name
-    step = name.removeprefix("global_step_")
-    return int(step) if step != name and step.isdecimal() else None
 
 
 def compose_verl_config(settings: Settings, given: Settings | None = None) -> DictConfig:

@@ -23,9 +23,8 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import no_padding_2_padding
 
-from ajet.backbone.ray.facts import KEY, RunPayload
+from ajet.backbone.ray.facts import KEY, RunPayload, checkpoint_step
 from ajet.backbone.ray.rows import WEIGHTS
-from ajet.backbone.ray.verl.config import checkpoint_step
 from ajet.backbone.training_settings import correction_settings, loss_settings, optim_settings
 from ajet.trainer.loss import EdgeTensors, LossSettings, policy_loss
 

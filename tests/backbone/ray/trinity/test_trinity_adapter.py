@@ -29,6 +29,9 @@ def test_the_newest_complete_checkpoint_counts_whoever_wrote_it(tmp_path: Path) 
     assert ADAPTER.newest_step(BOTH, tmp_path) == 2
     assert ADAPTER.newest_weights(BOTH, tmp_path) == folder / "step_2" / "hf"
     (folder / "latest_checkpointed_iteration.txt").write_text("4")
+    assert ADAPTER.newest_step(BOTH, tmp_path) == 2, "that one is gone"
+    (folder / "latest_checkpointed_iteration.txt").write_text("4")
+    (folder / "global_step_4").mkdir()
     assert ADAPTER.newest_step(BOTH, tmp_path) == 4
     assert ADAPTER.newest_weights(BOTH, tmp_path) == folder / "global_step_4" / "actor" / "huggingface"
 

@@ -10,7 +10,7 @@ from ajet.backbone import LaunchOptions
 from ajet.backbone.ray.facts import Machine
 from ajet.backbone.ray.verl import VerlAdapter
 from ajet.config import make_config
-from ajet.schema.errors import UserError
+from ajet.schema.errors import ConfigError, UserError
 
 ADAPTER = VerlAdapter()
 
@@ -45,6 +45,7 @@ def test_the_newest_checkpoint_is_the_one_that_verl_names(tmp_path: Path) -> Non
     assert ADAPTER.newest_step(config, tmp_path) is None
     assert ADAPTER.newest_weights(config, tmp_path) is None
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
+    (tmp_path / "global_step_3").mkdir()
     assert ADAPTER.newest_step(config, tmp_path) == 3
     assert ADAPTER.newest_weights(config, tmp_path) == tmp_path / "global_step_3" / "actor" / "huggingface"
 
@@ -59,9 +60,26 @@ def test_a_run_goes_on_where_verl_could_not_write_which_checkpoint_is_the_newest
     assert named.read_text() == "10", "verl reads it, too"
 
 
+def test_a_checkpoint_that_is_gone_is_not_the_newest(tmp_path: Path) -> None:
+    """verl would begin again without a word, and its steps would follow those that are recorded."""
+    named, config = tmp_path / "latest_checkpointed_iteration.txt", make_config({})
+    named.write_text("9")
+    for step in (2, 6, 12):  # verl hadn't finished the last one
+        (tmp_path / f"global_step_{step}").mkdir()
+    assert ADAPTER.newest_step(config, tmp_path) == 6
+    assert named.read_text() == "6", "verl reads it, too"
+    for step in (2, 6):
+        (tmp_path / f"global_step_{step}").rmdir()
+    assert ADAPTER.newest_step(config, tmp_path) is None
+    assert ADAPTER.newest_step(config, tmp_path) is None
+
+
 def test_a_run_goes_on_from_the_checkpoint_that_it_names(tmp_path: Path) -> None:
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("9")
-    config = make_config({"trainer_common.resume": "elsewhere/global_step_4"})
+    config = make_config({"trainer_common.resume": str(tmp_path / "global_step_4")})
+    with pytest.raises(ConfigError, match="resume: there is no folder"):
+        ADAPTER.newest_step(config, tmp_path)
+    (tmp_path / "global_step_4").mkdir()
     assert ADAPTER.newest_step(config, tmp_path) == 4
     assert not [note for note in ADAPTER.notes(config, Machine("cuda")) if note.refused]
     (note,) = [
