@@ -229,9 +229,14 @@ def prepare(
     checkpoints = experiment.checkpoints.resolve()
     steps = training_steps(config, len(tasks))
     resumed = adapter.newest_step(config, checkpoints) if common.resume != "never" else None
+    recorded = read_metrics(experiment.path / "metrics.jsonl") if experiment.resumed else []
+    if resumed is None and not common.val_only and any("time/checkpoint" in step for step in recorded):
+        raise ConfigError(
+            f"{experiment.checkpoints} holds no whole checkpoint any more: the run would begin anew and drop its "
+            f"records. Bring the checkpoints back, or use {FRESH}: the records are kept aside"
+        )
     lacks = False
     if resumed is not None and validation and adapter.validates(config):
-        recorded = read_metrics(experiment.path / "metrics.jsonl")
         lacks = lacks_validation(config, recorded, resumed, max(steps, resumed))
     ended = resumed is not None and resumed >= steps and not common.val_only
     if ended and not (lacks or was_cut_off(experiment.path)):

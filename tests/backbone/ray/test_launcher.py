@@ -109,6 +109,24 @@ def test_a_run_that_was_cut_off_makes_up_for_its_validation_and_comes_to_its_end
         opened("failed")
 
 
+def test_a_run_whose_checkpoints_are_gone_keeps_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would begin again, and drop them."""
+    monkeypatch.chdir(CONF.parent)
+    config = load_config(CONF, [], backbone="verl")
+    adapter: Any = SimpleNamespace(name="verl", title="verl", newest_step=lambda *_: None, settings=lambda *_: {})
+
+    def opened(metrics: dict[str, float]) -> Any:
+        with ExperimentFolder.open(config, exp_dir=tmp_path, source_yaml=CONF) as experiment:
+            prepared = prepare(adapter, config, experiment, tmp_path, Machine("cpu"))
+            experiment.metrics.log(1, metrics)
+            return prepared
+
+    opened({"train/return/mean": 1.0})
+    assert opened({"time/checkpoint": 1.0}).remains, "it was killed before its first checkpoint"
+    with pytest.raises(ConfigError, match="holds no whole checkpoint any more"):
+        opened({})
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_rows_that_change_with_their_length_are_refused_by_name(tmp_path: Path, kind: str) -> None:
     plain = ModelSource.resolve("tiny:qwen2-0.3m")
