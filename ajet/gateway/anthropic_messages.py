@@ -128,9 +128,12 @@ def _user(content: Any, where: str) -> list[Message]:
             continue
         text = _block_text(block, place)
         if messages and messages[-1]["role"] == "user":
-            messages[-1]["content"] += text
+            messages[-1]["content"].append(text)
         else:
-            messages.append({"role": "user", "content": text})
+            messages.append({"role": "user", "content": [text]})
+    for message in messages:
+        if message["role"] == "user":
+            message["content"] = "".join(message["content"])
     return messages or [{"role": "user", "content": ""}]
 
 

@@ -144,20 +144,21 @@ def read_tool_choice(value: Any, tools: list[Tool]) -> ToolChoice:
     """`auto`, `none`, `required` (or `any`), one function, or `allowed_tools`."""
     if value is None:
         return ToolChoice()
+    names = {tool["function"]["name"] for tool in tools}
     if isinstance(value, str):
-        return ToolChoice(_word(value, tools))
+        return ToolChoice(_word(value, names))
     choice = value.get("type") if isinstance(value, dict) else None
     if choice == "allowed_tools":
         nested = value.get("allowed_tools")
-        return _allowed(nested if isinstance(nested, dict) else value, tools)
+        return _allowed(nested if isinstance(nested, dict) else value, names)
     if choice == "function" or (isinstance(value, dict) and choice is None):
-        return ToolChoice({"type": "function", "function": {"name": _name(value, tools)}})
+        return ToolChoice({"type": "function", "function": {"name": _name(value, names)}})
     if isinstance(value, dict):
         raise BadField("tool_choice", f"tool_choice of type {choice!r:.40} is not supported: only functions are")
     raise BadField("tool_choice", f"tool_choice must be a string or an object, not {kind(value)}")
 
 
-def _word(value: Any, tools: list[Tool]) -> Literal["auto", "none", "required"]:
+def _word(value: Any, tools: set[str]) -> Literal["auto", "none", "required"]:
     word = _WORDS.get(value) if isinstance(value, str) else None
     if word is None:
         raise BadField("tool_choice", f"tool_choice must be auto, none, required or a function, not {value!r:.40}")
@@ -166,7 +167,7 @@ def _word(value: Any, tools: list[Tool]) -> Literal["auto", "none", "required"]:
     return cast(Literal["auto", "none", "required"], word)
 
 
-def _allowed(value: dict[str, Any], tools: list[Tool]) -> ToolChoice:
+def _allowed(value: dict[str, Any], tools: set[str]) -> ToolChoice:
     named = value.get("tools")
     if not isinstance(named, list) or not all(isinstance(tool, dict) for tool in named):
         raise BadField("tool_choice", "tool_choice of type 'allowed_tools' needs a list of tools")
@@ -174,13 +175,13 @@ def _allowed(value: dict[str, Any], tools: list[Tool]) -> ToolChoice:
     return ToolChoice(_word(value.get("mode", "auto"), tools), names)
 
 
-def _name(value: dict[str, Any], tools: list[Tool]) -> str:
+def _name(value: dict[str, Any], tools: set[str]) -> str:
     """The function's name, beside `type` or inside `function`."""
     function = value.get("function", value)
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise BadField("tool_choice", 'tool_choice must be a string or {"type": "function", "function": {"name": …}}')
-    if name not in {tool["function"]["name"] for tool in tools}:
+    if name not in tools:
         raise BadField("tool_choice", f"tool_choice names {name!r:.60}, which is not among the tools")
     return name
 

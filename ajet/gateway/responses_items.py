@@ -142,7 +142,7 @@ def read_input(value: Any, find: FindItem) -> list[Message]:
     messages = _Messages()
     for index, item in enumerate(of_type(value, "input", list, "a string or a list of items")):
         messages.add(_resolved(item, f"input[{index}]", find), f"input[{index}]")
-    return messages.done
+    return messages.whole()
 
 
 def _resolved(item: Any, where: str, find: FindItem) -> Item:
@@ -166,6 +166,14 @@ class _Messages:
         """The call that it is the reply of, if its items have our ids."""
         self._text_over = False
         """Its text has come, and no tool call since."""
+
+    def whole(self) -> list[Message]:
+        """All of them. A reply's texts are lists of their pieces until here."""
+        for message in self.done:
+            for key in ("content", "reasoning_content"):
+                if isinstance(message.get(key), list):
+                    message[key] = "".join(message[key])
+        return self.done
 
     def add(self, item: Item, where: str) -> None:
         item_type = item.get("type") or "message"
@@ -191,7 +199,7 @@ class _Messages:
             self._close({"role": role, "content": text})
             return
         message = self._reply(item, fresh=self._text_over)
-        message["content"] += text
+        message["content"].append(text)
         self._text_over = True
 
     def _reasoning(self, item: Item, where: str) -> None:
@@ -203,7 +211,7 @@ class _Messages:
         if not all(isinstance(part, str) for part in parts):
             raise BadField(f"{where}.content", f"{where}.content must be a list of reasoning_text parts")
         if text := "".join(map(str, parts)):
-            message["reasoning_content"] = message.get("reasoning_content", "") + text
+            message.setdefault("reasoning_content", []).append(text)
 
     def _call(self, item: Item, where: str) -> None:
         call_id, name = _text_field(item, "call_id", where), _text_field(item, "name", where)
@@ -225,7 +233,7 @@ class _Messages:
             fresh = call != self._of
         if self._open is None or fresh:
             self._of = call
-            self._open = {"role": "assistant", "content": ""}
+            self._open = {"role": "assistant", "content": []}
             self._text_over = False
             self.done.append(self._open)
         return self._open

@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ajet.context_tracker import TrackerSettings
+from ajet.gateway import anthropic_messages
+from ajet.gateway.chat import episode_session
 from ajet.gateway.endpoints import POST
-from ajet.gateway.protocol import agent_key
+from ajet.gateway.protocol import agent_key, read_tool_choice
+from ajet.gateway.responses_items import read_input
 from ajet.system.http_messages import HttpLimits, KeyRing, narrow
 from support.gateway_parts import place, post
 from support.raw_http import read_reply, request_bytes, send
@@ -589,5 +593,38 @@ def test_schemas_that_take_for_ever_hold_up_nobody() -> None:
             assert (await post(here, CHAT, BODY)).status == 200 and not slow.done()
             assert "takes" in (await asyncio.wait_for(slow, 120)).json()["choices"][0]["malformed"][0]
             writer.close()
+
+    asyncio.run(run())
+
+
+def test_many_small_parts_of_a_request_are_read_in_linear_time() -> None:
+    many = range(20_000)
+    tools = [{"type": "function", "function": {"name": f"f{index}"}} for index in many]
+    named = [{"name": "f1"} for _ in many]
+    parts = [{"type": "text", "text": "word " * 20} for _ in many]
+    items = [{"id": "msg_e-0_1", "role": "assistant", "content": "word " * 20} for _ in many]
+    thoughts = [{"id": "rs_e-0_1", "type": "reasoning", "content": [{"text": "word " * 20}]} for _ in many]
+    started = time.process_time()
+    assert read_tool_choice({"type": "allowed_tools", "tools": named}, tools).allowed == ("f1",) * len(many)
+    (message,) = read_input([*items, *thoughts], lambda item: None)
+    assert message["content"] == message["reasoning_content"] == "word " * 20 * len(many)
+    (message,) = anthropic_messages._messages([{"role": "user", "content": parts}])
+    assert message["content"] == "word " * 20 * len(many)
+    assert time.process_time() - started < 1.5
+
+
+def test_what_is_kept_of_an_episode_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episode_session, "MAX_EPISODE_BYTES", 100_000)
+    stop = {**BODY, "stop": ["x" * 30_000] * 2}
+    stop_ids = {**BODY, "stop_token_ids": [*range(2_000)]}
+    prompts = {"prompt": [[1] * 15_000]}
+
+    async def run() -> None:
+        for path, body in ((CHAT, stop), (CHAT, stop_ids), ("/v1/completions", prompts)):
+            async with place() as here:
+                assert (await post(here, path, body)).status == 200, path
+                reply = await post(here, path, body, x_ajet_agent="another")
+                assert reply.status == 400 and "this episode's requests hold more" in str(reply.json())
+                assert (await post(here, CHAT, BODY)).status == 200
 
     asyncio.run(run())

@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 
 LONG_TEXT = 8192
 """Bytes that take about two milliseconds to render and encode: more are rendered and encoded on a thread, ahead."""
+BYTES_PER_ID = 4
 BYTES_PER_TOKEN = 32
 """No request needs more of them for each token of the model's context, even of indented code escaped as JSON."""
 LEAST_REQUEST_BYTES = 65_536
@@ -250,6 +251,9 @@ class EpisodeSession:
 
     async def _prepare(self, request: ChatRequest) -> _Preparation:
         """Do the slow preparation before a call begins, once for all choices."""
+        sampling = request.sampling
+        ids, stop_ids = len(request.prompt_ids or ()), len(sampling.stop_token_ids)
+        self._count(BYTES_PER_ID * ids + BYTES_PER_TOKEN * stop_ids + sum(map(len, sampling.stop)))
         if (chat_model := await self._chat_model()) is not None:
             if request.prompt_ids is not None:
                 raise InvalidRequestError(
@@ -277,12 +281,16 @@ class EpisodeSession:
             raise InvalidRequestError(f"chat_template_kwargs has more than {MAX_TEMPLATE_KWARGS_BYTES} bytes")
         size = self.tracker.new_bytes(agent, messages, tools)
         self.check_size(size)
-        if self._prompt_bytes + size > MAX_EPISODE_BYTES:
-            raise InvalidRequestError(f"this episode's requests hold more than {MAX_EPISODE_BYTES >> 20} MB in all")
         if size > LONG_TEXT:
             length = await self._length(messages, tools, kwargs, asked=True)
             if length > self._most_tokens:
                 self.tracker.check_room(length, counted=False)
+        self._count(size)
+
+    def _count(self, size: int) -> None:
+        """Add to what the episode's requests hold, all of which is kept. Raises InvalidRequestError."""
+        if self._prompt_bytes + size > MAX_EPISODE_BYTES:
+            raise InvalidRequestError(f"this episode's requests hold more than {MAX_EPISODE_BYTES >> 20} MB in all")
         self._prompt_bytes += size
 
     async def _length(
