@@ -25,6 +25,8 @@ MAX_NODES = 100_000
 """Objects and arrays of one request, or messages within it. An exporter's batch with 90 attributes a span fits."""
 MAX_SPANS = 100_000
 """Higher than the number of spans that fit into `MAX_BYTES`."""
+MAX_RESOURCE = 16_384
+"""Characters of a resource's attributes. Each of its spans is kept with all of them."""
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 INVALID_ARGUMENT = 3
@@ -101,7 +103,7 @@ def _in_json(document: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     if not isinstance(document, dict) or not isinstance(document.get("resourceSpans", []), list):
         raise OtlpError("expected an object with resourceSpans, a list")
     for resource in objects(document, "resourceSpans"):
-        described = attributes_of(resource.get("resource") or {})
+        described = _resource(attributes_of(resource.get("resource") or {}))
         for scope in objects(resource, "scopeSpans"):
             for raw in objects(scope, "spans"):
                 yield raw, described
@@ -187,7 +189,7 @@ def _bound(message: Any, most: int) -> None:
 def _in_protobuf(message: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The unread spans of a message, each with its resource."""
     for resource in message.resource_spans:
-        described = _pairs(resource.resource.attributes)
+        described = _resource(_pairs(resource.resource.attributes))
         for scope in resource.scope_spans:
             for raw in scope.spans:
                 yield raw, described
@@ -234,7 +236,16 @@ def _proto_value(value: Any, depth: int) -> Any:
 # ---------------------------------------------------------------- spans
 
 
-def _span(raw: _Raw, resource: Mapping[str, Any]) -> Span:
+def _resource(attributes: dict[str, Any]) -> dict[str, Any]:
+    if len(attributes) > names.MAX_ATTRIBUTES or len(repr(attributes)) > MAX_RESOURCE:
+        raise OtlpError(
+            f"a resource has at most {names.MAX_ATTRIBUTES} attributes, which take at most {MAX_RESOURCE} characters: "
+            "put the others on the spans that they describe"
+        )
+    return attributes
+
+
+def _span(raw: _Raw, resource: dict[str, Any]) -> Span:
     for what, value in (("spanId", raw.span_id), ("traceId", raw.trace_id)):
         if not _HEX.match(value):
             raise OtlpError(f"span {raw.name!r:.100}: {what} must be hexadecimal digits, not {value!r:.80}")
@@ -254,7 +265,7 @@ def _span(raw: _Raw, resource: Mapping[str, Any]) -> Span:
         links=tuple(raw.links),
         start_time=raw.start_ns / 1e9 or None,
         end_time=raw.end_ns / 1e9 or None,
-        resource=dict(resource),
+        resource=resource,
     )
 
 

@@ -277,6 +277,23 @@ def test_what_is_empty_is_counted_before_it_is_read(body: bytes) -> None:
         read_export(body, kind, 1000)
 
 
+@pytest.mark.parametrize("count, text", [(257, "x"), (2, "x" * 9000)])
+@pytest.mark.parametrize("kind", [JSON, PROTOBUF])
+def test_what_describes_many_spans_is_bounded(count: int, text: str, kind: str) -> None:
+    attributes = [{"key": f"a{number}", "value": {"stringValue": text}} for number in range(count)]
+    body = document(span())
+    body["resourceSpans"][0]["resource"] = {"attributes": attributes}
+    data = json.dumps(body).encode()
+    if kind == PROTOBUF:
+        pairs = [
+            length_prefixed(0x0A, f"a{number}".encode()) + length_prefixed(0x12, length_prefixed(0x0A, text.encode()))
+            for number in range(count)
+        ]
+        data = length_prefixed(0x0A, length_prefixed(0x0A, b"".join(length_prefixed(0x0A, pair) for pair in pairs)))
+    with pytest.raises(OtlpError, match="a resource has at most"):
+        read_export(data, kind, 1000)
+
+
 def test_numbers_that_no_span_can_hold() -> None:
     async def run() -> None:
         async with place() as here:
