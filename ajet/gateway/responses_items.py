@@ -30,6 +30,8 @@ from ajet.gateway.protocol import (
 from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import UnsupportedContentError
 
+LONGEST_NAMESPACE = 200
+"""Each of its functions is known by a name that begins with it."""
 LEFT_OUT = ("web_search", "web_search_preview", "tool_search")
 
 
@@ -91,6 +93,8 @@ def _read_tool(value: Any, where: str, namespace: str, read: ResponsesTools) -> 
     if not isinstance(description, str | None):
         raise BadField(f"{where}.description", f"{where}.description must be a string")
     if tool_type == "namespace":
+        if len(name) > LONGEST_NAMESPACE:
+            raise BadField(f"{where}.name", f"{where}.name has at most {LONGEST_NAMESPACE} characters")
         nested = of_type(value.get("tools"), f"{where}.tools", list, "an array")
         inner = read_tools(nested, f"{where}.tools", name)
         read.tools.extend(inner.tools)
@@ -139,19 +143,23 @@ def read_input(value: Any, find: FindItem) -> list[Message]:
         return [{"role": "user", "content": value}]
     if value is None:
         return []
-    messages = _Messages()
+    messages, known = _Messages(), set[str]()
     for index, item in enumerate(of_type(value, "input", list, "a string or a list of items")):
-        messages.add(_resolved(item, f"input[{index}]", find), f"input[{index}]")
+        messages.add(_resolved(item, f"input[{index}]", find, known), f"input[{index}]")
     return messages.whole()
 
 
-def _resolved(item: Any, where: str, find: FindItem) -> Item:
+def _resolved(item: Any, where: str, find: FindItem, known: set[str]) -> Item:
+    """The item itself. `known`: those that have been referred to, each of which may be large."""
     given: Item = of_type(item, where, dict, "an object")
     if given.get("type") != "item_reference":
         return given
-    found = find(_text_field(given, "id", where))
+    item_id = _text_field(given, "id", where)
+    found = None if item_id in known else find(item_id)
     if found is None:
-        raise BadField(f"{where}.id", f"{where} refers to an item that isn't stored: send the item itself")
+        why = "twice to an item" if item_id in known else "to an item that isn't stored: send the item itself"
+        raise BadField(f"{where}.id", f"{where} refers {why}")
+    known.add(item_id)
     return found
 
 
