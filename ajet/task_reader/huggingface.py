@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ log = logging.getLogger("ajet.task_reader")
 
 FILE_FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
 SECTION = "ajet.task_reader.huggingface_dat_repo"
+TEXT_AS_IT_IS = {"keep_default_na": False, "na_values": [""]}
+"""For CSV files: pandas takes `None`, `NA` and `null`, which may be answers, for missing values."""
 UNNAMED = "__index_level_0__"
 """A column of a CSV file that its first line doesn't name. pandas takes the first for it, and moves all others."""
 
@@ -73,18 +76,21 @@ class HuggingFaceReader(BaseTaskReader):
         path, name = settings.dataset_path, settings.dataset_name
         local = Path(path).expanduser()
         datasets.disable_progress_bars()
+        kinds = {file.suffix for file in local.rglob("*")} & FILE_FORMATS.keys() if local.is_dir() else {local.suffix}
+        options: dict[str, Any] = dict(TEXT_AS_IT_IS) if kinds == {".csv"} else {}
         try:
             if local.is_file():
                 if local.suffix not in FILE_FORMATS:
                     raise TaskDataError(f"{path}: unknown file type; expected one of {', '.join(FILE_FORMATS)}")
-                options = {"sep": _separator(local)} if local.suffix == ".csv" else {}
+                if options:
+                    options["sep"] = _separator(local)
                 loaded = datasets.load_dataset(FILE_FORMATS[local.suffix], data_files=str(local), **options)
             elif (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
                 loaded = datasets.load_from_disk(str(local))
             else:
-                loaded = datasets.load_dataset(str(local) if local.is_dir() else path, name)
+                loaded = datasets.load_dataset(str(local) if local.is_dir() else path, name, **options)
         # many kinds of errors (network, hub, arrow, its own), which all mean that the source can't be read
-        except (OSError, ValueError, RuntimeError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
+        except (OSError, ValueError, RuntimeError, LookupError, TypeError, datasets.exceptions.DatasetsError) as error:
             hint = "" if local.exists() else " (there is no such file or folder, so it was looked up on the hub)"
             cause = f": {error.__cause__}".rstrip() if error.__cause__ else ""
             if isinstance(error.__cause__ or error, UnicodeDecodeError):
@@ -92,13 +98,29 @@ class HuggingFaceReader(BaseTaskReader):
             raise TaskDataError(f"{SECTION}.dataset_path: can't read {path!r}{hint}: {error}{cause}") from error
         splits = dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or settings.training_split): loaded}
         # a Parquet file may hold such a column
-        is_csv = local.suffix == ".csv" or (local.is_dir() and any(local.rglob("*.csv")))
-        if is_csv and any(UNNAMED in split.column_names for split in splits.values()):
+        if ".csv" in kinds and any(UNNAMED in split.column_names for split in splits.values()):
             raise TaskDataError(
                 f"{path}: its rows have more columns than its first line names: put texts that contain what separates "
                 "columns in quotes, or name all columns"
             )
-        return splits
+        return {name: _as_written(split) for name, split in splits.items()}
+
+
+def _as_written(split: Any) -> Any:
+    """The split without two guesses of its builder: dates in JSON are text, and a blank in a CSV column makes no whole
+    number a fraction."""
+    from datasets import Value
+
+    for name, feature in split.features.items():
+        steps = []
+        if split.info.builder_name == "json" and feature == Value("timestamp[s]"):
+            steps = ["date32", "string"]
+        elif split.info.builder_name == "csv" and feature == Value("float64") and split.data.column(name).null_count:
+            steps = ["int64"]
+        with suppress(ValueError):  # some have a time of day, or are no whole numbers
+            for step in steps:
+                split = split.cast_column(name, Value(step))
+    return split
 
 
 def _separator(table: Path) -> str:

@@ -98,7 +98,31 @@ def test_a_comma_in_a_text_without_quotes_moves_no_columns(tmp_path: Path) -> No
             read_training_tasks(reader(dataset_path=str(path)))
 
 
+@pytest.mark.parametrize("folder", [False, True])
+def test_texts_stay_as_a_csv_file_has_them(tmp_path: Path, folder: bool) -> None:
+    rows = tmp_path / "tables" / "rows.csv"
+    rows.parent.mkdir()
+    rows.write_text("question,answer,level,share\na,None,3,0.5\nb,NA,4,\nc,,,1\n")
+    tasks = read_training_tasks(reader(dataset_path=str(rows.parent if folder else rows)))
+    assert [str(task.metadata) for task in tasks] == [
+        "{'answer': 'None', 'level': 3, 'share': 0.5}",
+        "{'answer': 'NA', 'level': 4, 'share': None}",
+        "{'answer': None, 'level': None, 'share': 1.0}",
+    ]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_dates_of_a_json_file_are_text(tmp_path: Path, folder: bool) -> None:
+    rows = tmp_path / "tables" / "rows.jsonl"
+    rows.parent.mkdir()
+    rows.write_text('{"question": "a", "answer": "1990-05-03"}\n{"question": "b", "answer": "1991-01-01"}\n')
+    tasks = read_training_tasks(reader(dataset_path=str(rows.parent if folder else rows)))
+    assert [task.metadata for task in tasks] == [{"answer": "1990-05-03"}, {"answer": "1991-01-01"}]
+
+
 def test_errors_name_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "rows.txt").write_text("x")
     (tmp_path / "bad.json").write_text("{")
@@ -114,6 +138,11 @@ def test_errors_name_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         read_training_tasks(reader(dataset_path=str(tmp_path / "ansi.csv")))
     with pytest.raises(TaskDataError, match=r"wrong\.jsonl \[train\], row 2: 'question' should be text"):
         read_training_tasks(reader(dataset_path=str(tmp_path / "wrong.jsonl")))
+    datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_dict({})).save_to_disk(
+        str(tmp_path / "half")
+    )
+    with pytest.raises(TaskDataError, match=r"can't read .*half'"):
+        read_training_tasks(reader(dataset_path=str(tmp_path / "half")))
     with pytest.raises(TaskDataError, match=r"can't read.*no such file or folder"):
         read_training_tasks(reader(dataset_path=str(tmp_path / "nowhere")))
 
