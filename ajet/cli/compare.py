@@ -5,7 +5,6 @@ With one run, its last validation is compared with its first. Folders that `ajet
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.cli.runs import number, print_table
 from ajet.schema.errors import UserError
+from ajet.schema.files import json_line
 from ajet.schema.printable import one_line, printable
 from ajet.system.command_line import CommandParser
 
@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
     different = differences(experiments)
     why = differently_judged(experiments)
     if arguments.json:
-        print(json.dumps(_as_json(experiments, different, gains, why)))
+        print(json_line(_as_json(experiments, different, gains, why), ascii_only=True), end="")
         return 0
     if len(experiments) > SIDE_BY_SIDE:
         _show_sweep(experiments, different, gains)

@@ -5,7 +5,6 @@ Nothing is trained. With `--out` the episodes are kept, and the same command goe
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from argparse import Namespace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.errors import EXIT_FAILED
+from ajet.schema.files import json_line
 from ajet.schema.printable import printable
 from ajet.system.command_line import ArgumentError, CommandParser, real, whole
 
@@ -55,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
                 raise
             found += [cell.evaluation() for cell in of_model]
     if arguments.json:
-        print(json.dumps(_flat(found[0]) if simple else _as_json(found)))
+        print(json_line(_flat(found[0]) if simple else _as_json(found), ascii_only=True), end="")
     elif simple:
         _show_one(cells[models[0]][0].config, found[0])
     else:

@@ -155,6 +155,17 @@ def test_several_files_of_tasks(toy: Path, capsys: pytest.CaptureFixture[str]) -
     assert [(one["tasks"], one["pass_at"]["1"]["value"]) for one in found] == [("easy", 1.0), ("hard", 0.0)]
 
 
+def test_a_gain_without_an_interval_is_json(toy: Path, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tasks(toy / "one.jsonl", [2])
+    models = ("--model", "base", "--model", f"gpt@{server.url}", "--out", "kept")
+    assert evaluated(*models, "--tasks", "one.jsonl", "-n", "1", "--json") == 0
+    (gain,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["gains"]
+    assert (gain["value"], gain["low"], gain["high"]) == (1.0, None, None)
+    assert main(["compare", *map(str, sorted((toy / "kept").iterdir())), "--json"]) == 0
+    (compared,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["gains"]
+    assert compared["gain"]["low"] is None
+
+
 def test_a_ci_fails_below_the_share(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluated("-n", "1", "--fail-under", "0.16") == 0
     assert evaluated("-n", "1", "--fail-under", "0.8") == 1
