@@ -5,6 +5,7 @@ What differs between the two is a `BackboneAdapter`. Whatever was started is gon
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -64,6 +65,8 @@ log = logging.getLogger(__name__)
 SCRATCH = Path("/tmp")
 SCRATCH_NAME = "ajv"
 DRIVER_INPUT = "run.json"
+LORA = "lora_train_meta.json"
+"""What verl writes beside the weights of a model with adapters: their rank and factor."""
 
 
 class BackboneAdapter(Protocol):
@@ -316,5 +319,26 @@ def keep_weights(source: Path, target: Path) -> None:
     scratch = target.with_name(target.name + ".part")
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(source, scratch)
+    if (adapters := source.with_name(LORA)).exists():
+        given = json.loads(adapters.read_text())
+        merge_adapters(scratch, given["lora_alpha"] / given["r"])
     shutil.rmtree(target, ignore_errors=True)
     scratch.rename(target)
+
+
+def merge_adapters(folder: Path, scale: float) -> None:
+    """Add the adapters to the weights beside them. verl writes both as they lie in peft's model: under its names,
+    transformers finds none of them, and takes random weights instead."""
+    from huggingface_hub import save_torch_state_dict
+    from safetensors.torch import load_file
+
+    given = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    merged = {}
+    for name, tensor in given.items():
+        layer = name.removesuffix(".base_layer.weight")
+        if layer != name and (down := given.get(f"{layer}.lora_A.default.weight")) is not None:
+            up = given[f"{layer}.lora_B.default.weight"]
+            tensor = (tensor.float() + scale * (up.float() @ down.float())).to(tensor.dtype)
+        if ".lora_" not in name:
+            merged[name.removeprefix("base_model.model.").replace(".base_layer.", ".")] = tensor
+    save_torch_state_dict(merged, folder)

@@ -19,6 +19,7 @@ from ajet.backbone.ray.facts import Machine, RunError, RunFacts, RunPayload
 from ajet.backbone.ray.launcher import keep_weights, prepare, refuse_changing_rope, remove_abandoned, why_it_failed
 from ajet.config import load_config
 from ajet.engine.model_source import ModelSource
+from ajet.engine.tiny_models import tiny_folder
 from ajet.observe.experiment import ExperimentFolder
 from ajet.schema.errors import ConfigError, FeatureUnavailableError
 from support.ray_runs import CONF
@@ -72,6 +73,27 @@ def test_the_newest_weights_take_the_place_of_older_ones(tmp_path: Path) -> None
         (folder / name).touch()
     keep_weights(source, target)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["checkpoint", "hf", "new", "new"]
+
+
+def test_the_newest_weights_have_the_adapters_in_them(tmp_path: Path) -> None:
+    """verl writes a model with adapters under peft's names, of which transformers knows none."""
+    peft = pytest.importorskip("peft")
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    source = tmp_path / "actor" / "huggingface"
+    shutil.copytree(tiny_folder("qwen2-0.3m"), source)
+    torch.manual_seed(0)
+    settings = peft.LoraConfig(r=4, lora_alpha=32, target_modules="all-linear", init_lora_weights=False)
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(source), settings)
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items() if "lm_head" not in name}
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    (source.parent / "lora_train_meta.json").write_text('{"r": 4, "lora_alpha": 32, "task_type": "CAUSAL_LM"}')
+    keep_weights(source, tmp_path / "hf")
+    kept = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    ids = torch.arange(1, 20)[None]
+    torch.testing.assert_close(kept(ids).logits, model(ids).logits, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("how", ["interrupted", "failed"])

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from support import ray_runs
 from support.ray_runs import (
@@ -194,6 +195,9 @@ def test_other_modes_train(tmp_path: Path, overrides: list[str]) -> None:
     assert all(step["train/grad_norm"] > 0 for step in steps)
     # with overlap the sampler may be a step behind
     assert all(step["train/sampler_gap"] < 1e-3 or step["train/staleness/max"] == 1 for step in steps)
+    with safe_open(tmp_path / "say_vowels" / "hf" / "model.safetensors", "pt") as weights:
+        assert "model.embed_tokens.weight" in weights.keys()  # noqa: SIM118 - it is no dict
+        assert not any("lora" in name for name in weights.keys())  # noqa: SIM118
 
 
 @needs_verl
