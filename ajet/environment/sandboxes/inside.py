@@ -60,16 +60,17 @@ class Inside:
         poll.register(wake, select.POLLIN)
         self.control.send(b"0 ready")
         while _now() < self.deadline:
-            pause = POLL_S if self.running else min(self.deadline - _now(), 3600)
+            busy = bool(_processes())  # also what a command has left behind
+            pause = POLL_S if busy else min(self.deadline - _now(), 3600)
             ready = [descriptor for descriptor, _ in poll.poll(max(0.0, pause) * 1000)]
             if wake in ready:
                 os.read(wake, 4096)
             self.reap()
             if self.descriptor in ready and not self.request():
                 return
-            if self.running:
+            if busy:
                 self.check_files()
-            if self.watch and self.running:
+            if self.watch and busy:
                 self.check_memory()
         self.control.send(b"0 lifetime")
 

@@ -210,6 +210,19 @@ def test_a_background_process_keeps_no_one_waiting(mark: str) -> None:
     assert gone(mark)
 
 
+def test_what_a_command_leaves_behind_is_limited_too(mode: str) -> None:
+    hog = "import os, time; held = b'x' * 70_000_000; time.sleep(1); open(str(os.getpid()), 'w').close(); time.sleep(9)"
+
+    async def run() -> int:
+        async with open_sandbox(SandboxSettings(memory_mb=100, disk_mb=8)) as sandbox:
+            await sandbox.write("hog.py", hog.encode())
+            await sandbox.exec("for one in 1 2 3 4; do setsid python3 hog.py >/dev/null 2>&1 & done")
+            await asyncio.sleep(3)  # no command runs
+            return len((await sandbox.exec("ls | grep -v hog")).stdout.split())
+
+    assert asyncio.run(run()) <= 2
+
+
 def test_background_processes_can_be_ended(mode: str, mark: str) -> None:
     async def use(sandbox: Sandbox) -> None:
         await sandbox.exec(f"echo kept > file; setsid sleep {mark} >/dev/null & sleep {mark} >/dev/null &")
