@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,17 @@ def test_a_store_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match=r"newer version of ajet .*99.*Update ajet here"):
         asyncio.run(sqlite_store(path).open())
+
+
+@pytest.mark.parametrize("made", ["TRIGGER t AFTER INSERT ON rollout BEGIN SELECT 1; END", "VIEW v AS SELECT 1"])
+async def test_a_store_from_elsewhere_brings_no_program(tmp_path: Path, made: str) -> None:
+    path = tmp_path / "store.sqlite"
+    async with sqlite_store(path):
+        pass
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"CREATE {made}")
+    with pytest.raises(StoreError, match="has a trigger or a view, which no store has"):
+        await sqlite_store(path).open()
 
 
 def test_an_older_store_is_migrated_with_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
