@@ -270,6 +270,8 @@ _PREFIXES = (MODEL_PREFIX, "ajet/")
 AGENT_HEADER = b"x-ajet-agent"
 """Names the agent for clients whose model name is fixed."""
 MAX_AGENT_NAME = 200
+MAX_MODEL_NAME = 4096
+"""A path, at most. Each chunk of a stream repeats it."""
 
 
 class RequestedModel(NamedTuple):
@@ -285,6 +287,8 @@ class RequestedModel(NamedTuple):
 def read_model(body: dict[str, Any], caller: Caller) -> RequestedModel:
     """The agent is the key's or the header's, else the one in the model's name."""
     name = text(body, "model", MODEL_PREFIX + (caller.agent or DEFAULT_AGENT))
+    if len(name) > MAX_MODEL_NAME:
+        raise BadField("model", f"model has at most {MAX_MODEL_NAME} characters")
     named = next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), "")
     if len(named) > MAX_AGENT_NAME:
         raise BadField("model", f"an agent's name has at most {MAX_AGENT_NAME} characters")

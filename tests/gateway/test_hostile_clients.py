@@ -19,7 +19,7 @@ from ajet.context_tracker import TrackerSettings
 from ajet.gateway import anthropic_messages
 from ajet.gateway.chat import episode_session
 from ajet.gateway.endpoints import POST
-from ajet.gateway.protocol import BadField, agent_key, read_tool_choice
+from ajet.gateway.protocol import BadField, Caller, agent_key, read_model, read_tool_choice
 from ajet.gateway.responses_items import read_input, read_tools
 from ajet.system.http_messages import HttpLimits, KeyRing, narrow
 from support.gateway_parts import place, post
@@ -634,6 +634,8 @@ def test_a_small_request_does_not_become_a_huge_one() -> None:
     functions = [{"type": "function", "name": "f"}] * 3_000
     with pytest.raises(BadField, match=r"tools\[0\].name has at most 200 characters"):
         read_tools([{"type": "namespace", "name": "x" * 300_000, "tools": functions}])
+    with pytest.raises(BadField, match="model has at most 4096 characters"):  # each chunk of a stream repeats it
+        read_model({"model": "m" * 300_000}, Caller(None, "a"))  # type: ignore[arg-type] # has no session
     item = {"id": "msg_e-0_0", "role": "assistant", "content": "word " * 10_000}
     with pytest.raises(BadField, match=r"input\[1\] refers twice to an item"):
         read_input([{"type": "item_reference", "id": "msg_e-0_0"}] * 10_000, lambda item_id: item)
