@@ -240,6 +240,8 @@ class HttpConnection(HttpToolsProtocol):
         if not self.url.startswith(b"/"):
             raise _RefusedHead(400, "invalid_request", "the request's target must begin with /")
         if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":  # it switches without an offer that `_without_offer` could drop
+                raise _RefusedHead(405, "method_not_allowed", "CONNECT is not served")
             return
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _RefusedHead(429, "overloaded", f"more than {MAX_PIPELINED} requests wait on this connection")

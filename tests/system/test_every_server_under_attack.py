@@ -236,7 +236,7 @@ PATHS += [
 
 async def test_paths_lead_nowhere_else(target: Target) -> None:
     for path in PATHS:
-        for method in ("GET", "POST", "DELETE"):
+        for method in ("GET", "POST", "DELETE", "CONNECT"):  # the last would switch to another protocol
             reply = await send(target.port, request_bytes(method, path, target.key, b"{}"))
             assert 400 <= reply.status < 500, (method, path, reply)
             assert b"root:" not in reply.body
