@@ -292,18 +292,21 @@ def _begins(text: str) -> str:
 
 
 def _tool_results(episode: Episode) -> list[tuple[str, str, str]]:
-    """Name, arguments and result of each tool call that was answered."""
+    """Name, arguments and result of each tool call that was answered; once, though a fork sends it again."""
     asked: dict[str, tuple[str, str]] = {}
-    found = []
-    for call in episode.tree.calls:
-        for message in call.new_messages:
-            name, arguments = asked.get(str(message.get("tool_call_id")), ("", ""))
+    found, ends = {}, {ROOT: 0}
+    for index, call in enumerate(episode.tree.calls):
+        begins = ends[call.extends]
+        ends[index] = begins + len(call.new_messages) + 1
+        for place, message in enumerate((*call.new_messages, call.reply), begins):
             if message.get("role") == "tool":
-                found.append((name or str(message.get("name") or "?"), arguments, message_text(message)))
-        for one in call.reply.get("tool_calls") or []:
-            function = one.get("function") or {}
-            asked[str(one.get("id"))] = (str(function.get("name")), str(function.get("arguments")))
-    return found
+                name, arguments = asked.get(str(message.get("tool_call_id")), ("", ""))
+                result, key = message_text(message), (call.agent, place, message.get("tool_call_id"))
+                found[*key, result] = (name or str(message.get("name") or "?"), arguments, result)
+            for one in message.get("tool_calls") or []:
+                function = one.get("function") or {}
+                asked[str(one.get("id"))] = (str(function.get("name")), str(function.get("arguments")))
+    return list(found.values())
 
 
 def repeated_replies(run: RunEvidence) -> list[RunFinding]:

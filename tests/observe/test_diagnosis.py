@@ -19,6 +19,7 @@ import pytest
 from ajet.cli.main import main
 from ajet.config import Config
 from ajet.observe.diagnosis import EXPLAINS, diagnose, in_order
+from ajet.observe.episode_codec import conversation
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.recorder import EpisodeRecorder
@@ -372,6 +373,27 @@ def test_what_episodes_show(
             assert one.change and 1 <= len(one.episodes) <= 3 and all(map(store.has, one.episodes))
     finally:
         store.close()
+
+
+def test_a_tool_call_counts_once_though_a_fork_sends_it_again(tmp_path: Path) -> None:
+    """An agent that writes its own history: each model call begins a new conversation with all of it."""
+
+    def forked(episode: Episode, step: int, repeat: int) -> None:
+        tool_says("error: no")(episode, step, repeat)
+        whole = [conversation(episode.tree, index) for index in range(len(episode.tree.calls))]
+        for call, (*sent, said) in zip(episode.tree.calls, whole, strict=True):
+            call.new_messages, call.extends, call.reply = sent, -1, {**said, "tool_calls": []}
+        episode.tree.calls[0].new_messages = whole[-1]
+
+    asked = 0
+    for change in (tool_says("error: no"), forked):
+        folder = tmp_path / str(asked)
+        folder.mkdir()
+        store = recorded(folder, change)
+        (found,) = [one for one in diagnose(RunEvidence(figures(**SOME), store)) if one.fault == "dead_tool"]
+        store.close()
+        asked = asked or found.evidence["calls"]
+        assert found.evidence["calls"] == asked and "the tool calculator ended in an error" in found.text
 
 
 def test_what_was_cancelled_is_no_example_of_a_failure(tmp_path: Path) -> None:
