@@ -30,6 +30,7 @@ from ajet.prompt_tuning.proposal import (
 )
 from ajet.prompt_tuning.trial import Budget, Purpose, Score, Trial, common_means
 from ajet.schema.errors import concurrently
+from ajet.schema.printable import encodable
 from ajet.schema.resources import PromptSet
 
 MANY_DRAWS = 1_000_000
@@ -363,7 +364,7 @@ class Search:
         draw = place * (self._retries + 1) + attempt
         reply = await self._proposer(Request(ask.kind, messages, ask.parent, ask.names, ask.trials, ask.feedback, draw))
         self.budget.add_question(reply.prompt_tokens, reply.sampled_tokens)
-        return reply.text
+        return encodable(reply.text)
 
     def _fail(self, ask: Ask, error: ProposerError) -> None:
         self._failed += 1

@@ -258,6 +258,13 @@ def test_a_proposer_that_returns_nothing_is_refused() -> None:
     assert "it is empty" in notes.of("refused")[0]["reason"]
 
 
+def test_half_a_surrogate_pair_in_a_proposal_costs_no_episode() -> None:
+    """A model's JSON may hold one, and no client can send it."""
+    search, _ = make_search(proposer=says("check \ud83d {question}"), rounds=1)
+    asyncio.run(BestOf(proposals=1).run(search))
+    assert search.candidates["c1"].texts["solver"] == r"check \ud83d {question}"
+
+
 def test_a_criticism_is_what_follows_the_reasoning() -> None:
     search, _ = make_search(proposer=says("Hm, <template>?</template>", "<think>Hm.</think>\nToo short."))
     asks = [Ask(Kind.CRITIQUE, search.start, ("solver",), draw=draw) for draw in range(2)]

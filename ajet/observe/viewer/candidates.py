@@ -15,6 +15,7 @@ import msgspec
 import yaml
 
 from ajet.observe.run_files import read_regular
+from ajet.schema.printable import encodable_values
 
 FOLDER = "prompts"
 _FORMAT = 1
@@ -219,7 +220,7 @@ class PromptHistory:
 
 def _take(line: bytes, story: _Story, fresh: list[_Candidate]) -> str:
     """Add what a line says, and return its event. Raises ValueError if it isn't one."""
-    record = json.loads(line)
+    record = encodable_values(json.loads(line))
     event = record.get("event") if isinstance(record, dict) else None
     if event in _LISTS:
         name, kind = _LISTS[event]

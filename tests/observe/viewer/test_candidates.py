@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ajet.observe.episode_store import EpisodeStore
@@ -85,6 +87,13 @@ def test_a_search_that_goes_on_is_told_as_far_as_it_is(tmp_path: Path) -> None:
         file.write('ty"}\n')
     whole = history.view(running=True, known=found["stamp"])
     assert whole["refused"][-1]["reason"] == "it is empty"
+
+
+def test_half_a_surrogate_pair_leaves_the_page_readable(folder: Path) -> None:
+    refused = {"event": "refused", "reason": "it lacks \ud83d", "texts": {"solver": "\udc00"}}
+    rewrite(folder, [*lines(folder), json.dumps(refused) + "\n"])
+    found = view(folder)
+    assert found["refused"][-1]["reason"] == r"it lacks \ud83d" and msgspec.json.encode(found)
 
 
 def test_a_damaged_line_costs_only_what_it_told(folder: Path) -> None:
