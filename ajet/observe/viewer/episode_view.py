@@ -236,12 +236,13 @@ def _call(recorded: RecordedEpisode, index: int) -> dict[str, Any]:
 
 
 def _same_prompt(tree: CallTree, index: int) -> int:
-    """The first call with exactly this prompt, if this reply is an alternative to that call's; otherwise ROOT."""
+    """The agent's first call with exactly this prompt, if this reply is an alternative to it; otherwise ROOT."""
     call = tree.calls[index]
     if call.prompt_run == ROOT:  # only messages are known: as many tokens aren't the same ones
         return ROOT
     for other, earlier in enumerate(tree.calls[:index]):
-        if (earlier.prompt_run, earlier.prompt_tokens) == (call.prompt_run, call.prompt_tokens):
+        same_prompt = (earlier.prompt_run, earlier.prompt_tokens) == (call.prompt_run, call.prompt_tokens)
+        if same_prompt and earlier.agent == call.agent:
             return other
     return ROOT
 

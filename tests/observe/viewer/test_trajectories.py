@@ -16,6 +16,7 @@ from ajet.cli.runs import shown_folder
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.viewer.episode_view import episode_view
 from ajet.observe.viewer.serve import Viewer
+from support.tracker_helpers import Drive, said, user
 
 
 async def replies(messages: list[dict[str, Any]], tools: Any = None) -> dict[str, Any]:
@@ -45,6 +46,19 @@ def test_prompts_of_equal_length_are_not_taken_for_the_same(trajectories: Path) 
         store.close()
     assert [call["prompt_tokens"] for call in calls] == [30, 30]
     assert [call["alternative_to"] for call in calls] == [-1, -1]
+
+
+def test_only_replies_of_one_agent_are_alternatives(trajectories: Path) -> None:
+    drive = Drive()
+    for agent in ("solver", "critic", "solver"):
+        drive.ask([user("Go.")], said("Gone."), agent=agent)
+    with shown_folder(trajectories) as root:
+        store = EpisodeStore(root / "episodes.sqlite")
+        (recorded,) = store.all()
+        recorded.episode.tree = drive.tracker.tree
+        calls = episode_view(recorded, store)["calls"]
+        store.close()
+    assert [call["alternative_to"] for call in calls] == [-1, -1, 0]
 
 
 @pytest.mark.slow
