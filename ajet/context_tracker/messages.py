@@ -357,7 +357,7 @@ class TrackerSettings:
     call_prefix: str = "call"
     """What the names of its calls begin with, and so the ids of replies: unique within the episode."""
     detect_forks: bool = True
-    """Whether to explain each fork (`detect_timeline_snap`); this doesn't change the tree."""
+    """Whether to look for the message that caused a fork (`detect_timeline_snap`); this changes no tree nor credit."""
 
     @classmethod
     def from_config(cls, config: Any) -> TrackerSettings:

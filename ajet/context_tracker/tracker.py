@@ -129,11 +129,10 @@ class ContextTracker:
                 del self._toolset_index[key]
             del self._toolsets[toolsets:]
             raise
-        fork = None
-        if self.settings.detect_forks and prompt.added:
-            fork = prompt.fork
-            if fork is None and (prompt.parent is None or not prompt.parent.prompt_ids):  # else it goes on from a tip
-                fork = changed_message([r for r in self._records if r.call.agent == agent], walk.turn, walk.known)
+        fork = prompt.fork if prompt.added else None  # in any case: credit reads from it which reply was gone on from
+        branches = prompt.parent is None or not prompt.parent.prompt_ids  # else it goes on from a tip
+        if self.settings.detect_forks and prompt.added and fork is None and branches:
+            fork = changed_message([r for r in self._records if r.call.agent == agent], walk.turn, walk.known)
         replied = 0 if prompt.parent is None or prompt.parent.reply_turn is None else prompt.parent.reply_turn.depth
         new = [turn.resolved() for turn in walk.turn.since(replied)]
         return self._record(request, prompt, fork, new, target, sampling, trainable, choice)

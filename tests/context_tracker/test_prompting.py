@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from ajet.context_tracker import describe_reasons
-from ajet.schema.episode import Fork
+from ajet.schema.episode import ROOT, Episode, EpisodeStatus, Fork
+from ajet.trainer.credit import summarise
 from support.tracker_helpers import WIDE, Drive, called, result, said, system, user
 
 
@@ -70,6 +73,19 @@ def test_forks_are_not_looked_for_when_nobody_asks() -> None:
     drive.ask([user("Go.")], said("Yes."))
     call = drive.begin([user("Go."), said("No."), user("More.")])
     assert call.extends is None and drive.tracker.calls[-1].fork is None
+
+
+@pytest.mark.parametrize("explained", [True, False])
+def test_credit_is_the_same_whether_forks_are_explained_or_not(explained: bool) -> None:
+    """The winner was cut, so the next call is rendered whole: only its fork says which reply it went on from."""
+    drive = Drive(settings=replace(WIDE, detect_forks=explained))
+    winner, loser = drive.begin([user("Go.")]), drive.begin([user("Go.")])
+    drive.commit(winner, said("Left"), finish="length")
+    drive.commit(loser, said("Right"), finish="length")
+    drive.ask([user("Go."), said("Left"), user("More.")], said("Done."))
+    finished = drive.tracker.finish(1.0)
+    episode = Episode("e", "t", EpisodeStatus.COMPLETED, finished.tree, finished.ledger, reward=1.0)
+    assert [call.next for call in summarise(episode).calls] == [2, ROOT, ROOT]
 
 
 def test_the_most_expensive_reasons_come_first() -> None:
