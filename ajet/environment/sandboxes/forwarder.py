@@ -17,6 +17,8 @@ from urllib.parse import urlsplit, urlunsplit
 from ajet.environment.sandboxes.sandbox import SandboxError, SandboxSettings
 
 CHUNK = 1 << 16
+MOST_CONNECTIONS = 128
+"""Of one sandbox, each of which takes three of the run's files: twice as many as the gateway answers at a time."""
 OPEN_PORTS = 1024
 """Below it, only root may listen; then another port is used inside."""
 OTHER_PORT = 8080
@@ -66,6 +68,9 @@ class Forwarder:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if len(self._connections) >= MOST_CONNECTIONS:
+            writer.transport.abort()
+            return
         self._connections.add(task)
         try:
             await self._join(reader, writer)

@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +33,7 @@ from ajet.environment.sandboxes import (
     open_sandbox,
 )
 from ajet.environment.sandboxes.cgroups import Cgroup, _parents, sweep
+from ajet.environment.sandboxes.forwarder import MOST_CONNECTIONS, Forwarder
 from ajet.environment.sandboxes.sandbox import Input
 from support.bubblewrap_here import needs_bubblewrap
 
@@ -411,6 +413,25 @@ def test_no_secret_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
         assert b"canary" not in everything.stdout and b"SHOWN=1" in everything.stdout
 
     within(use, SandboxSettings(environment={"SHOWN": "1"}))
+
+
+def test_connections_to_the_gateway_are_bounded() -> None:
+    async def run() -> None:
+        here: set[asyncio.StreamWriter] = set()
+        gateway = await asyncio.start_server(lambda _, writer: here.add(writer), "127.0.0.1", 0)
+        listener = socket.create_server(("127.0.0.1", 0))
+        forwarder = Forwarder(f"http://127.0.0.1:{gateway.sockets[0].getsockname()[1]}/v1")
+        await forwarder.serve(listener)
+        opened = [await asyncio.open_connection(*listener.getsockname()) for _ in range(300)]
+        refused = [reader.read() for reader, _ in opened[MOST_CONNECTIONS:]]
+        await asyncio.wait_for(asyncio.gather(*refused, return_exceptions=True), 10)
+        assert len(here) == MOST_CONNECTIONS
+        for _, writer in opened:
+            writer.close()
+        forwarder.close()
+        gateway.close()
+
+    asyncio.run(run())
 
 
 def test_only_the_gateway_is_reached() -> None:
