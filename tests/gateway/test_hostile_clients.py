@@ -610,7 +610,7 @@ def test_many_small_parts_of_a_request_are_read_in_linear_time() -> None:
     assert message["content"] == message["reasoning_content"] == "word " * 20 * len(many)
     (message,) = anthropic_messages._messages([{"role": "user", "content": parts}])
     assert message["content"] == "word " * 20 * len(many)
-    assert time.process_time() - started < 1.5
+    assert time.process_time() - started < 4
 
 
 def test_what_is_kept_of_an_episode_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
