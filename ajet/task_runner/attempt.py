@@ -255,6 +255,8 @@ class AttemptHandle(NamedTuple):
     ended_early: Callable[[bool], EarlyEnding | None]
     """How the episode ended, once the workflow has raised. The argument: whether its error is `explained`. None: it
     wasn't the model's doing, or the judge isn't wanted."""
+    on_judge: Callable[[], None] = lambda: None
+    """Called when the judge begins, from any thread: if the deadline passes now, the judge is at fault."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -391,8 +391,9 @@ class JudgeHere:
         async def ask_ending(explained: bool) -> EarlyEnding | None:
             return early
 
+        task, on_judge = attempt.workflow_task, attempt.on_judge
         thread = self._threads.start(
-            lambda: judge_result(result, judge, attempt.workflow_task, output, self._retries, ask_ending)
+            lambda: judge_result(result, judge, task, output, self._retries, ask_ending, on_judge)
         )
         try:
             await asyncio.wrap_future(thread.result)

@@ -277,6 +277,7 @@ class _AttemptInProcess:
                     self._note(msgspec.convert(message["environment"], EnvironmentEvent))
                 elif "judging" in message:
                     phase = "judge"
+                    self._attempt.on_judge()
                 elif "raised" in message:
                     raised = True
                     writer.write(json.dumps(self._attempt.ended_early(bool(message["explained"]))).encode() + b"\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 import uuid
 from dataclasses import replace
@@ -112,6 +113,7 @@ class _AttemptRun:
         self._stop = stop
         self._session: EpisodeSession | None = None
         self._over = False
+        self._judging = threading.Event()
         self._running: RunningAttempt | None = None
         self._session_error: UserError | None = None
         """Why no session can ever be opened."""
@@ -125,7 +127,7 @@ class _AttemptRun:
         if self._stop.is_set():
             ending = ending_of(AttemptFacts(Stop.CANCELLED), rules)
             return self._episode(ending, None), ending
-        handle = AttemptHandle(self._attempt.workflow_task, self._open_session, self._ended_early)
+        handle = AttemptHandle(self._attempt.workflow_task, self._open_session, self._ended_early, self._judging.set)
         running = self._runner.attempts.begin(handle)
         self._running = running
         try:
@@ -185,7 +187,12 @@ class _AttemptRun:
             if self._stop.is_set():
                 return AttemptFacts(Stop.CANCELLED)
             assert self._timeout_s is not None
-            return AttemptFacts(Stop.DEADLINE, where=await running.where(), timeout_s=self._timeout_s)
+            where = await running.where()
+            if self._judging.is_set():  # a missing reward, which says nothing about the model
+                why = f"the judge had not decided when the episode's {self._timeout_s:g} s were over"
+                failure = Failure("JudgeTimeout", f"ajet.rollout.episode_timeout: {why}", where)
+                return AttemptFacts(Stop.RETURNED, WorkflowResult(finished=True, failure=failure, failed_in="judge"))
+            return AttemptFacts(Stop.DEADLINE, where=where, timeout_s=self._timeout_s)
         finally:
             for waiter in waiters:
                 waiter.cancel()

@@ -113,6 +113,7 @@ class ThreadRunner:
                 open_tuner,
                 judge_retries=sessions.config.ajet.rollout.episode_retries,
                 ask_ending=ask_ending,
+                on_judge=attempt.on_judge,
                 environment=environment,
                 sandbox=sandbox,
             )

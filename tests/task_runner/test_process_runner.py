@@ -115,6 +115,8 @@ class Judge(BaseJudge):
             return len(workflow_output.metadata["last_reply"]) / 10, False
         if act == "judge_exit":
             os._exit(9)
+        if act == "judge_hang":
+            time.sleep(60)
         if act == "judge_none":
             return None
         if act == "judge_nan":
@@ -220,6 +222,9 @@ def test_a_hang_is_killed_and_shows_where(tmp_path: Path) -> None:
             assert episode.failure is not None
             assert said in episode.failure.traceback
             assert user_line(episode.failure.traceback).endswith(f"in {function}")
+        late = await episode_of(runner, "judge_hang")
+        assert (late.status, late.reward) == (EpisodeStatus.JUDGE_ERROR, None), "the workflow was in time"
+        assert late.failure is not None and "in compute_reward" in late.failure.traceback
 
     play(tmp_path, scene, rollout__episode_timeout=1.0)
 

@@ -563,10 +563,14 @@ def test_model_calls_in_flight_end_with_the_episode() -> None:
     asyncio.run(main())
 
 
-def test_the_deadline_covers_the_judge() -> None:
+@pytest.mark.parametrize("paid", ["drop", -1])
+def test_the_deadline_covers_the_judge_whose_missing_reward_stays_missing(paid: Any) -> None:
     judge = judge_that(lambda: time.sleep(5))
-    episode = run(lambda: runner_of(workflow_that(no_reward), judge=judge, rollout__episode_timeout=0.2))
-    assert episode.status is EpisodeStatus.TIMEOUT
+    rules = {"rollout__episode_timeout": 0.2, "failure_reward__timeout": paid}
+    episode = run(lambda: runner_of(workflow_that(no_reward), judge=judge, **rules))
+    assert (episode.status, episode.reward) == (EpisodeStatus.JUDGE_ERROR, None)
+    assert episode.failure is not None and episode.failure.kind == "JudgeTimeout"
+    assert "ajet.rollout.episode_timeout: the judge had not decided" in episode.failure.message
 
 
 def test_a_judge_that_was_interrupted_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -586,7 +590,7 @@ def test_a_judge_that_was_interrupted_is_not_asked_again(monkeypatch: pytest.Mon
         await until(lambda: not calls[0].is_alive())
         return episode
 
-    assert asyncio.run(main()).status is EpisodeStatus.TIMEOUT
+    assert asyncio.run(main()).status is EpisodeStatus.JUDGE_ERROR
     assert len(calls) == 1 and not raised
 
 
