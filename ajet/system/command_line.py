@@ -167,9 +167,14 @@ def _first_of(error: shutil.Error) -> OSError:
 
 @contextmanager
 def termination_like_interrupt() -> Iterator[None]:
-    """SIGTERM, and a terminal that is closed, end a run as cleanly as Ctrl-C."""
+    """SIGTERM, and a terminal that is closed, end a run as cleanly as Ctrl-C. A process that user code forks, such as a
+    worker of multiprocessing's Pool, inherits that, and ends as if it did not."""
+    run = os.getpid()
 
     def interrupt(number: int, _frame: Any) -> None:
+        if os.getpid() != run:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         if number == signal.SIGHUP:  # the system and the shell may both send it
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             _leave_terminal()

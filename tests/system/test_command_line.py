@@ -103,6 +103,23 @@ def test_a_command_may_open_more_files_than_the_system_lets_programs_open_at_fir
     assert soft == wanted, ended.stderr
 
 
+POOL = """
+import multiprocessing
+from ajet.system.command_line import interrupted_when_whole, termination_like_interrupt
+with termination_like_interrupt(), interrupted_when_whole(lambda: False):
+    worker = multiprocessing.get_context("fork").Process(target=__import__("time").sleep, args=(60,))
+    worker.start()
+    worker.terminate()
+    worker.join()
+    print(worker.exitcode)
+"""
+
+
+def test_a_process_that_user_code_forks_is_terminated_without_a_word() -> None:
+    ended = subprocess.run([sys.executable, "-c", POOL], capture_output=True, text=True, timeout=60, check=True)
+    assert (ended.stdout, ended.stderr) == ("-15\n", "")
+
+
 def test_what_to_do_at_the_limit_of_open_files() -> None:
     advice = place_advice(OSError(errno.EMFILE, "Too many open files"))
     assert advice is not None and advice.startswith("this process: Too many open files\n")
