@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import logging
 import os
 import re
 import sys
@@ -26,6 +27,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from ajet.schema.errors import ImportPathError, UserError
 from ajet.schema.install import TRAIN, TRAIN_PACKAGES, install_command, written_for_another_agentscope
+
+log = logging.getLogger("ajet.user_code")
 
 
 def find_named(
@@ -328,8 +331,9 @@ def _neighbours(missing: str, folders: Sequence[Path]) -> str:
 
 @contextmanager
 def _errors_named(place: str, file: Path | None) -> Iterator[None]:
-    """Turn any exception from a user's module during import into an error that names the line."""
-    importing_before = importing()
+    """Turn any exception from a user's module during import into an error that names the line. The run's relative
+    paths hold afterwards: a module that changes the working directory has it put back."""
+    importing_before, folder = importing(), os.getcwd()
     _now.importing = True
     try:
         yield
@@ -361,6 +365,9 @@ def _errors_named(place: str, file: Path | None) -> Iterator[None]:
         raise ImportPathError(f"{at}importing {place} failed with {type(error).__name__}: {said}{hint}") from error
     finally:
         _now.importing = importing_before
+        if (moved_to := os.getcwd()) != folder:
+            os.chdir(folder)
+            log.warning("importing %s changed the working directory to %s: it is put back", place, moved_to)
 
 
 def _missing_module(name: str) -> str:

@@ -142,6 +142,16 @@ def test_a_failed_import_can_be_repeated_after_the_fix(tmp_path: Path) -> None:
     assert load_symbol(f"{file}->Flow").fixed
 
 
+def test_a_file_that_changes_the_working_directory_moves_no_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text("import os\nos.chdir('/')\nclass Agent: ...\n")
+    load_symbol("agent.py->Agent")
+    assert Path.cwd() == tmp_path
+    assert "changed the working directory to /: it is put back" in caplog.text
+
+
 def test_an_interrupted_import_begins_anew(tmp_path: Path) -> None:
     agent = write(tmp_path / "agent.py", "raise KeyboardInterrupt\nclass Agent: ...")
     with pytest.raises(KeyboardInterrupt):
