@@ -317,7 +317,11 @@ class DriverInput:
     def write(self, path: Path) -> None:
         """Readable by this user alone."""
         path.touch(mode=0o600)
-        path.write_text(json.dumps(asdict(self)))
+        try:
+            path.write_text(json.dumps(asdict(self)))
+        except OSError as error:  # of a full disk names no file, and would pass for the experiment's
+            error.filename = str(path)
+            raise
 
     @classmethod
     def read(cls, path: Path) -> DriverInput:

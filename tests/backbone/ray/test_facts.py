@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ajet.backbone.ray.facts import DriverInput, RunError, RunPayload
 from ajet.config import make_config
 from ajet.schema.errors import UserError
@@ -60,3 +62,10 @@ def test_a_run_crosses_processes_unchanged(tmp_path: Path) -> None:
     assert loaded.frozen_lake.size == 4
     assert loaded.ajet.user.text == "${not.an.interpolation}"
     assert (loaded.ajet.model.path, str(loaded.yaml_path)) == ("/models/m", "/x/y.yaml")
+
+
+def test_a_full_disk_of_temporary_files_is_named(tmp_path: Path) -> None:
+    full = tmp_path / "run.json"
+    full.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"run\.json"):
+        DriverInput({}, "", {}, 0).write(full)
