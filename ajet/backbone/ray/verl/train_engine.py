@@ -9,7 +9,7 @@ ajet happens to be installed) it leaves everything to verl's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +18,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name, offload_fsdp_model_to_cpu
 from verl.utils.metric import AggregationType, Metric
+from verl.utils.model import convert_weight_keys
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import no_padding_2_padding
@@ -89,6 +92,20 @@ class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             return float(super().optimizer_step())
         self.optimizer.zero_grad()
         return 0.0
+
+    def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights with the adapters in them, for the rollout servers. verl rounds them to bfloat16, and only
+        these: the servers would sample from another policy than the one that is trained."""
+        if not self._ours:
+            yield from super()._merged_lora_per_tensor_param()
+            return
+        with merged_lora_context(self.module, backup_adapters=True):
+            named = convert_weight_keys(normalize_peft_param_name(self.module.state_dict()), self.module)
+            for name, tensor in named.items():
+                whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+                yield name, whole.clone()  # they may share memory with what the context restores
+        if self._is_offload_param:
+            offload_fsdp_model_to_cpu(self.module)
 
     def _build_optimizer(self, module: Any) -> Any:
         if not self._ours:

@@ -195,6 +195,8 @@ def test_other_modes_train(tmp_path: Path, overrides: list[str]) -> None:
     assert all(step["train/grad_norm"] > 0 for step in steps)
     # with overlap the sampler may be a step behind
     assert all(step["train/sampler_gap"] < 1e-3 or step["train/staleness/max"] == 1 for step in steps)
+    if "lora" in overrides[0]:
+        assert all(step["train/sampler_gap"] < 1e-5 for step in steps)  # servers have the weights that are trained
     with safe_open(tmp_path / "say_vowels" / "hf" / "model.safetensors", "pt") as weights:
         assert "model.embed_tokens.weight" in weights.keys()  # noqa: SIM118 - it is no dict
         assert not any("lora" in name for name in weights.keys())  # noqa: SIM118

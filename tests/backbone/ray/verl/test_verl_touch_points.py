@@ -157,6 +157,7 @@ def test_the_steps_that_our_engine_replaces() -> None:
     text = inspect.getsource(FSDPEngine)
     assert "self._build_optimizer(module)" in text
     assert "self._build_lr_scheduler(optimizer)" in text
+    assert "return self._merged_lora_per_tensor_param(), None" in text
     assert "update_lr_scheduler=batch_idx == total_num_iterations - 1" in inspect.getsource(
         inspect.unwrap(TrainingWorker.train_mini_batch)
     )
