@@ -192,7 +192,8 @@ def newest_named(checkpoints: Path) -> int | None:
     there = [checkpoint_step(folder.name) or 0 for folder in checkpoints.glob("global_step_*")]
     step = max((step for step in there if not named or step < int(named)), default=0)
     if not step:
-        newest.unlink()
+        if not named:  # verl can't read that
+            newest.unlink()
         return None
     if named:
         log.warning("%s holds no checkpoint of step %s any more; using that of step %d", checkpoints, named, step)

@@ -20,7 +20,7 @@ from ajet.backbone.ray.verl.config import (
     verl_settings,
 )
 from ajet.backbone.ray.watcher import Source, Tail
-from ajet.schema.errors import ConfigError, UserError
+from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.backbone import LaunchOptions
@@ -102,11 +102,7 @@ class VerlAdapter:
     def newest_step(self, config: Config, checkpoints: Path) -> int | None:
         """The step of the newest checkpoint, or of the one that `resume` names."""
         given = config.ajet.trainer_common.resume
-        if given in ("auto", "never"):
-            return newest_named(checkpoints)
-        if not Path(given).is_dir():
-            raise ConfigError(f"ajet.trainer_common.resume: there is no folder {given}: name a global_step_N")
-        return checkpoint_step(given)
+        return newest_named(checkpoints) if given in ("auto", "never") else checkpoint_step(given)
 
     def newest_weights(self, config: Config, checkpoints: Path) -> Path | None:
         step = newest_named(checkpoints)

@@ -19,7 +19,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name, offload_fsdp_model_to_cpu
+from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name
 from verl.utils.metric import AggregationType, Metric
 from verl.utils.model import convert_weight_keys
 from verl.workers.engine import EngineRegistry
@@ -28,6 +28,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from ajet.backbone.ray.facts import KEY, RunPayload, checkpoint_step
 from ajet.backbone.ray.rows import WEIGHTS
+from ajet.backbone.ray.start import on_cpu
 from ajet.backbone.training_settings import correction_settings, loss_settings, optim_settings
 from ajet.trainer.loss import EdgeTensors, LossSettings, policy_loss
 
@@ -94,9 +95,9 @@ class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         return 0.0
 
     def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights with the adapters in them, for the rollout servers. verl rounds them to bfloat16, and only
-        these: the servers would sample from another policy than the one that is trained."""
-        if not self._ours:
+        """The weights with the adapters in them, for the rollout servers. verl rounds them to bfloat16, in which no
+        server on a CPU computes: it would sample from another policy than the one that is trained."""
+        if not on_cpu():
             yield from super()._merged_lora_per_tensor_param()
             return
         with merged_lora_context(self.module, backup_adapters=True):
@@ -104,8 +105,6 @@ class AjetTrainEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             for name, tensor in named.items():
                 whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
                 yield name, whole.clone()  # they may share memory with what the context restores
-        if self._is_offload_param:
-            offload_fsdp_model_to_cpu(self.module)
 
     def _build_optimizer(self, module: Any) -> Any:
         if not self._ours:
