@@ -82,8 +82,8 @@ def _export_weights(arguments: Namespace) -> str:
         if not arguments.force:
             raise ConfigError(f"{target} is not empty: choose another folder, or use --force")
     card = model_card(experiment, source)
-    if target.exists():
-        shutil.rmtree(target)
+    for old in target.iterdir() if target.exists() else ():  # not the folder, which may be a mounted disk
+        shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
     try:
         shutil.copytree(source.resolve(), target, dirs_exist_ok=True)
         (target / "README.md").write_text(card, encoding="utf-8")
@@ -94,11 +94,18 @@ def _export_weights(arguments: Namespace) -> str:
 
 
 def model_card(experiment: Path, weights: Path) -> str:
-    """Markdown: what the weights were trained from and on, and how well they did."""
+    """Markdown: what the weights were trained from and on, and how well they did. `experiment`: the run, or a folder of
+    weights in it."""
+    from ajet.backbone.training_settings import FULL_LR, LORA_LR
     from ajet.observe.viewer import Experiment
 
+    near = (experiment.absolute(), *experiment.absolute().parents[:3])
+    experiment = next((folder for folder in near if (folder / "config.resolved.yaml").is_file()), experiment)
     ajet = Experiment(experiment).config().get("ajet", {})
     common = ajet.get("trainer_common", {})
+    rate = common.get("optim", {}).get("lr", "unknown")
+    if rate is None:
+        rate = LORA_LR if ajet["model"]["lora"]["enabled"] else FULL_LR
     algorithm = common.get("algorithm", {})
     state_file = weights.resolve().parent / "state.json"
     state: dict[str, Any] = json.loads(state_file.read_text()) if state_file.is_file() else {}
@@ -109,7 +116,7 @@ def model_card(experiment: Path, weights: Path) -> str:
         "Steps": state.get("step", "unknown"),
         "Validation reward": state.get("score", "not validated at this step"),
         "Loss": f"{algorithm.get('policy_loss')}, {algorithm.get('adv_estimator')}, {algorithm.get('loss_norm')}",
-        "Learning rate": common.get("optim", {}).get("lr", "unknown"),
+        "Learning rate": rate,
         "Tasks per step × repeats": f"{ajet.get('data', {}).get('train_batch_size')} × "
         f"{ajet.get('rollout', {}).get('num_repeat')}",
         "Workflow": _workflow(ajet.get("rollout", {})),

@@ -85,3 +85,32 @@ def test_the_model_card_names_the_workflow_and_no_folder_of_this_machine(
     card = (tmp_path / "model" / "README.md").read_text()
     assert "| Workflow | workflow.py->MyWorkflow |" in card and str(tmp_path) not in card
     assert f"| Base model | {named} |" in card and (f"base_model: {base}\n" in card) is is_public
+
+
+@pytest.mark.parametrize(("lora", "rate"), [(False, "1e-06"), (True, "1e-05")])
+def test_a_checkpoints_card_is_that_of_its_run(tmp_path: Path, lora: bool, rate: str) -> None:
+    weights = tmp_path / "run" / "checkpoints" / "step_4" / "hf"
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text("{}")
+    (tmp_path / "run" / "hf").symlink_to("checkpoints/step_4/hf")
+    model, common = f"{{path: tiny, lora: {{enabled: {lora}}}}}", "{optim: {lr: null}}"
+    (tmp_path / "run" / "config.resolved.yaml").write_text(f"ajet: {{model: {model}, trainer_common: {common}}}\n")
+    for named in ("run", "run/checkpoints/step_4", "run/hf"):
+        assert main(["export", "weights", str(tmp_path / named), str(tmp_path / "model"), "--force"]) == 0
+        card = (tmp_path / "model" / "README.md").read_text()
+        assert "\n# run\n" in card and "| Base model | tiny |" in card and f"| Learning rate | {rate} |" in card
+
+
+def test_a_mounted_folder_is_filled_and_not_removed(tmp_path: Path) -> None:
+    weights, mounted = tmp_path / "run" / "hf", tmp_path / "mounted"
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text("{}")
+    (mounted / "old").mkdir(parents=True)
+    (mounted / "link").symlink_to(weights)
+
+    held = os.open(mounted, os.O_RDONLY)  # so that no other folder gets its number
+    assert main(["export", "weights", str(tmp_path / "run"), str(mounted), "--force"]) == 0
+    assert os.path.samestat(mounted.stat(), os.fstat(held))
+    os.close(held)
+    assert sorted(path.name for path in mounted.iterdir()) == ["README.md", "config.json"]
+    assert (weights / "config.json").is_file()
