@@ -6,6 +6,7 @@ import logging
 import math
 import re
 import shutil
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -283,11 +284,13 @@ def write_plot(steps: list[dict[str, Any]], path: Path, title: str) -> Path | No
     for points, label, marker in ((trained, "training", ""), (validated, "validation", "o")):
         if points:
             axes.plot(*zip(*points, strict=True), marker=marker, label=label)
-    axes.set(xlabel="step", ylabel="mean return", title=title)
+    axes.set(xlabel="step", ylabel="mean return")
+    axes.set_title(title, parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend()
     try:
-        figure.savefig(path, dpi=130)
+        with warnings.catch_warnings(action="ignore"):  # of characters of the title that no font here has
+            figure.savefig(path, dpi=130)
     except OSError as error:
         path.unlink(missing_ok=True)
         log.warning("the plot %s can't be written: %s", path, error.strerror)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
 
-from ajet.backbone.report import report_text, trained_nothing, why_nothing_trained
+from ajet.backbone.report import report_text, trained_nothing, why_nothing_trained, write_plot
 from ajet.config import make_config
 
 
@@ -20,6 +21,13 @@ def test_only_the_steps_of_this_run_count(tmp_path: Path, trained: list[int], af
     lines += [{"step": step, "time": 0.0, "credit/episodes_trained": float(n)} for step, n in enumerate(trained, 1)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert trained_nothing(tmp_path, after) is nothing
+
+
+@pytest.mark.parametrize("name", ["实验", r"cost $\x$"])
+def test_the_plot_of_a_run_with_any_name_is_drawn_in_silence(tmp_path: Path, name: str) -> None:
+    steps = [{"step": step, "train/return/mean": 0.1 * step} for step in range(4)]
+    with warnings.catch_warnings(action="error"):
+        assert write_plot(steps, tmp_path / "return.png", name) == tmp_path / "return.png"
 
 
 @pytest.mark.parametrize("validations", [1, 2])
