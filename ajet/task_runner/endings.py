@@ -47,7 +47,7 @@ NO_REWARD = (
     f"or set ajet.task_judge.judge_protocol, for example to {EXAMPLE_JUDGE}"
 )
 
-MOST_BEFORE_NOTE = 100
+MOST_BEFORE_NOTE = 160
 """Characters of a message's first line before a note: a line of the log shows about 300."""
 ENDS_CALLS = (Outcome.ABNORMAL, Outcome.OVERFLOW, Outcome.MAX_STEPS)
 """Outcomes that refuse further model calls, most serious first. If the workflow raises after one of them, the error is

@@ -120,6 +120,14 @@ def test_masked_episodes_keep_their_reward() -> None:
     assert not end(RETURNED, rules=rules).masked
 
 
+def test_a_note_leaves_the_key_that_the_failure_names() -> None:
+    key = "ajet.rollout.multi_turn.max_steps"
+    said = f"Error code: 400 - agent 'default_agent' has used up its 30 model calls ({key}): end the episode here"
+    failed = WorkflowResult(failure=Failure("BadRequestError", said), failed_in="workflow")
+    told = without_reward(end(failed, Outcome.MAX_STEPS))
+    assert told.failure is not None and f"({key})" in told.failure.in_short and "(no reward: " in told.failure.in_short
+
+
 def test_which_key_dropped_an_episode() -> None:
     def ended(status: EpisodeStatus, *outcomes: Outcome, reward: float | None = None) -> str | None:
         return dropped_by(Episode("e", "t", status, CallTree(), Ledger(), reward=reward, outcomes=outcomes))
