@@ -104,11 +104,17 @@ def test_a_command_may_open_more_files_than_the_system_lets_programs_open_at_fir
 
 
 POOL = """
-import multiprocessing
+import multiprocessing, time
 from ajet.system.command_line import interrupted_when_whole, termination_like_interrupt
+fork = multiprocessing.get_context("fork")
+begun = fork.Event()
+def work():
+    begun.set()
+    time.sleep(60)
 with termination_like_interrupt(), interrupted_when_whole(lambda: False):
-    worker = multiprocessing.get_context("fork").Process(target=__import__("time").sleep, args=(60,))
+    worker = fork.Process(target=work)
     worker.start()
+    begun.wait()  # Python forgets signals that come while it forks
     worker.terminate()
     worker.join()
     print(worker.exitcode)

@@ -216,7 +216,7 @@ class Inside:
             about = os.statvfs(place)
             files += about.f_files - about.f_ffree
         if files > self.most_files:
-            os.kill(-1, signal.SIGKILL)
+            _signal(-1, signal.SIGKILL)
             self.most_files = 2 * (self.file_size // PAGE)
 
     def listen(self, number: str, descriptors: list[int]) -> None:
