@@ -12,6 +12,8 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Coroutine
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from ajet.environment.sandboxes.sandbox import SandboxError, SandboxSettings
@@ -19,6 +21,10 @@ from ajet.environment.sandboxes.sandbox import SandboxError, SandboxSettings
 CHUNK = 1 << 16
 MOST_CONNECTIONS = 128
 """Of one sandbox, each of which takes three of the run's files: twice as many as the gateway answers at a time."""
+MOST_WAITING = 1024
+"""Further ones wait, and take no file: as many as requests of one episode wait in the gateway."""
+NO_FILE_S = 1.0
+"""How long it waits where the run has no file left for a connection."""
 OPEN_PORTS = 1024
 """Below it, only root may listen; then another port is used inside."""
 OTHER_PORT = 8080
@@ -41,8 +47,8 @@ class Forwarder:
         """The port inside."""
         self.url = urlunsplit(parts._replace(netloc=f"127.0.0.1:{self.port}"))
         """The gateway's address inside."""
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(MOST_CONNECTIONS)
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
     def of(cls, settings: SandboxSettings, gateway_url: str | None) -> Forwarder | None:
@@ -56,28 +62,37 @@ class Forwarder:
     async def serve(self, listener: socket.socket) -> None:
         """Accept connections on `listener`, until `close`."""
         listener.setblocking(False)
-        self._server = await asyncio.start_server(self._accept, sock=listener)
+        listener.listen(MOST_WAITING)
+        self._start(self._accept(listener))
 
     def close(self) -> None:
         """End it, and every connection."""
-        if self._server is not None:
-            self._server.close()
-        for connection in self._connections:
-            connection.cancel()
+        for task in self._tasks:
+            task.cancel()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        if len(self._connections) >= MOST_CONNECTIONS:
-            writer.transport.abort()
-            return
-        self._connections.add(task)
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _accept(self, listener: socket.socket) -> None:
+        with listener:
+            while True:
+                await self._room.acquire()
+                try:
+                    connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+                except OSError:
+                    self._room.release()
+                    await asyncio.sleep(NO_FILE_S)
+                    continue
+                self._start(self._serve(connection)).add_done_callback(lambda _: self._room.release())
+
+    async def _serve(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection)
         try:
             await self._join(reader, writer)
-        except asyncio.CancelledError:
-            pass  # `close`; nobody awaits this task
         finally:
-            self._connections.discard(task)
             writer.close()
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

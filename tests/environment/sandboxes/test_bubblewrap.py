@@ -415,17 +415,30 @@ def test_no_secret_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     within(use, SandboxSettings(environment={"SHOWN": "1"}))
 
 
-def test_connections_to_the_gateway_are_bounded() -> None:
+def test_connections_to_the_gateway_are_bounded_and_further_ones_wait() -> None:
     async def run() -> None:
-        here: set[asyncio.StreamWriter] = set()
-        gateway = await asyncio.start_server(lambda _, writer: here.add(writer), "127.0.0.1", 0)
+        reached = 0
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal reached
+            reached += 1
+            writer.write(await reader.read())
+            writer.close()
+
+        gateway = await asyncio.start_server(answer, "127.0.0.1", 0)
         listener = socket.create_server(("127.0.0.1", 0))
         forwarder = Forwarder(f"http://127.0.0.1:{gateway.sockets[0].getsockname()[1]}/v1")
         await forwarder.serve(listener)
         opened = [await asyncio.open_connection(*listener.getsockname()) for _ in range(300)]
-        refused = [reader.read() for reader, _ in opened[MOST_CONNECTIONS:]]
-        await asyncio.wait_for(asyncio.gather(*refused, return_exceptions=True), 10)
-        assert len(here) == MOST_CONNECTIONS
+        while reached < MOST_CONNECTIONS:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.3)
+        assert reached == MOST_CONNECTIONS
+        for _, writer in opened:
+            writer.write(b"served")
+            writer.write_eof()
+        answers = await asyncio.wait_for(asyncio.gather(*(reader.read() for reader, _ in opened)), 30)
+        assert answers == [b"served"] * 300
         for _, writer in opened:
             writer.close()
         forwarder.close()
