@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ajet.observe.tracing import attributes as names
@@ -237,12 +238,14 @@ def _proto_value(value: Any, depth: int) -> Any:
 
 
 def _resource(attributes: dict[str, Any]) -> dict[str, Any]:
-    if len(attributes) > names.MAX_ATTRIBUTES or len(repr(attributes)) > MAX_RESOURCE:
-        raise OtlpError(
-            f"a resource has at most {names.MAX_ATTRIBUTES} attributes, which take at most {MAX_RESOURCE} characters: "
-            "put the others on the spans that they describe"
-        )
-    return attributes
+    """Leave out what is too much to keep with each of its spans, the longest first, such as a command line."""
+    sizes = {name: len(repr((name, value))) for name, value in attributes.items()}
+    if len(sizes) <= names.MAX_ATTRIBUTES and sum(sizes.values()) <= MAX_RESOURCE:
+        return attributes
+    shortest = sorted(sizes, key=sizes.__getitem__)[: names.MAX_ATTRIBUTES - 1]
+    totals = accumulate(sizes[name] for name in shortest)
+    kept = {name: attributes[name] for name, total in zip(shortest, totals, strict=True) if total <= MAX_RESOURCE}
+    return {**kept, names.CUT: len(attributes) - len(kept)}
 
 
 def _span(raw: _Raw, resource: dict[str, Any]) -> Span:

@@ -277,9 +277,11 @@ def test_what_is_empty_is_counted_before_it_is_read(body: bytes) -> None:
         read_export(body, kind, 1000)
 
 
-@pytest.mark.parametrize("count, text", [(257, "x"), (2, "x" * 9000)])
+@pytest.mark.parametrize(
+    "count, text, kept", [(256, "x", 256), (257, "x", 255), (2, "x" * 9000, 1), (1, "x" * 20_000, 0)]
+)
 @pytest.mark.parametrize("kind", [JSON, PROTOBUF])
-def test_what_describes_many_spans_is_bounded(count: int, text: str, kind: str) -> None:
+def test_what_describes_many_spans_is_bounded(count: int, text: str, kept: int, kind: str) -> None:
     attributes = [{"key": f"a{number}", "value": {"stringValue": text}} for number in range(count)]
     body = document(span())
     body["resourceSpans"][0]["resource"] = {"attributes": attributes}
@@ -289,9 +291,12 @@ def test_what_describes_many_spans_is_bounded(count: int, text: str, kind: str) 
             length_prefixed(0x0A, f"a{number}".encode()) + length_prefixed(0x12, length_prefixed(0x0A, text.encode()))
             for number in range(count)
         ]
-        data = length_prefixed(0x0A, length_prefixed(0x0A, b"".join(length_prefixed(0x0A, pair) for pair in pairs)))
-    with pytest.raises(OtlpError, match="a resource has at most"):
-        read_export(data, kind, 1000)
+        described = length_prefixed(0x0A, b"".join(length_prefixed(0x0A, pair) for pair in pairs))
+        one = length_prefixed(0x0A, b"t" * 16) + length_prefixed(0x12, b"s" * 8)
+        data = length_prefixed(0x0A, described + length_prefixed(0x12, length_prefixed(0x12, one)))
+    (found,) = read_export(data, kind, 1000)[0]
+    left_out = {names.CUT: count - kept} if kept < count else {}
+    assert found.resource == {f"a{number}": text for number in range(kept)} | left_out
 
 
 def test_numbers_that_no_span_can_hold() -> None:
