@@ -333,8 +333,10 @@ def _neighbours(missing: str, folders: Sequence[Path]) -> str:
 def _errors_named(place: str, file: Path | None) -> Iterator[None]:
     """Turn any exception from a user's module during import into an error that names the line. The run's relative
     paths hold afterwards: a module that changes the working directory has it put back."""
-    importing_before, folder = importing(), os.getcwd()
+    importing_before = importing()
     _now.importing = True
+    with _path:
+        _imported_from.append(_imported_from[0] if _imported_from else _working_directory())
     try:
         yield
     except ImportPathError:
@@ -365,9 +367,23 @@ def _errors_named(place: str, file: Path | None) -> Iterator[None]:
         raise ImportPathError(f"{at}importing {place} failed with {type(error).__name__}: {said}{hint}") from error
     finally:
         _now.importing = importing_before
-        if (moved_to := os.getcwd()) != folder:
-            os.chdir(folder)
-            log.warning("importing %s changed the working directory to %s: it is put back", place, moved_to)
+        with _path:
+            folder, moved_to = _imported_from.pop(), _working_directory()
+            if folder and folder != moved_to and not _imported_from:
+                os.chdir(folder)
+                log.warning("importing %s changed the working directory to %s: it is put back", place, moved_to)
+
+
+_imported_from: list[str | None] = []
+"""The working directory before the imports that go on, once for each: the last to end puts it back."""
+
+
+def _working_directory() -> str | None:
+    """None: it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 def _missing_module(name: str) -> str:

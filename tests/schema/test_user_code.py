@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -150,6 +151,33 @@ def test_a_file_that_changes_the_working_directory_moves_no_relative_path(
     load_symbol("agent.py->Agent")
     assert Path.cwd() == tmp_path
     assert "changed the working directory to /: it is put back" in caplog.text
+
+
+def test_imports_of_several_threads_leave_the_working_directory_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    builtins.both_import, builtins.one_is_over = threading.Barrier(2), threading.Event()  # type: ignore[attr-defined]
+    write(tmp_path / "moves.py", "import os\nos.chdir('/')\nboth_import.wait(10)\nclass A: ...")
+    write(tmp_path / "stays.py", "both_import.wait(10)\none_is_over.wait(10)\nclass B: ...")
+    with ThreadPoolExecutor(2) as threads:
+        moves = threads.submit(load_symbol, f"{tmp_path}/moves.py->A")
+        while Path.cwd() == tmp_path and not moves.done():
+            time.sleep(0.01)
+        stays = threads.submit(load_symbol, f"{tmp_path}/stays.py->B")
+        moves.result()
+        builtins.one_is_over.set()  # type: ignore[attr-defined]
+        stays.result()
+    assert Path.cwd() == tmp_path
+
+
+def test_a_file_that_ends_in_a_removed_folder_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    gone = tmp_path / "gone"
+    lines = ("import os", *(f"os.{do}({str(gone)!r})" for do in ("mkdir", "chdir", "rmdir")), "class Agent: ...")
+    file = write(tmp_path / "agent.py", "\n".join(lines))
+    load_symbol(f"{file}->Agent")
+    assert Path.cwd() == tmp_path
 
 
 def test_an_interrupted_import_begins_anew(tmp_path: Path) -> None:
