@@ -76,19 +76,22 @@ class HuggingFaceReader(BaseTaskReader):
         path, name = settings.dataset_path, settings.dataset_name
         local = Path(path).expanduser()
         datasets.disable_progress_bars()
-        kinds = {file.suffix for file in local.rglob("*")} & FILE_FORMATS.keys() if local.is_dir() else {local.suffix}
-        options: dict[str, Any] = dict(TEXT_AS_IT_IS) if kinds == {".csv"} else {}
+        is_csv = False
+        saved = (local / "dataset_dict.json").is_file() or (local / "state.json").is_file()
         try:
             if local.is_file():
                 if local.suffix not in FILE_FORMATS:
                     raise TaskDataError(f"{path}: unknown file type; expected one of {', '.join(FILE_FORMATS)}")
-                if options:
-                    options["sep"] = _separator(local)
-                loaded = datasets.load_dataset(FILE_FORMATS[local.suffix], data_files=str(local), **options)
-            elif (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
+                if is_csv := local.suffix == ".csv":
+                    loaded = _tables("csv", data_files=str(local), sep=_separator(local))
+                else:
+                    loaded = datasets.load_dataset(FILE_FORMATS[local.suffix], data_files=str(local))
+            elif saved:
                 loaded = datasets.load_from_disk(str(local))
             else:
-                loaded = datasets.load_dataset(str(local) if local.is_dir() else path, name, **options)
+                source = str(local) if local.is_dir() else path
+                is_csv = local.is_dir() and datasets.load_dataset_builder(source, name).info.builder_name == "csv"
+                loaded = (_tables if is_csv else datasets.load_dataset)(source, name)
         # many kinds of errors (network, hub, arrow, its own), which all mean that the source can't be read
         except (OSError, ValueError, RuntimeError, LookupError, TypeError, datasets.exceptions.DatasetsError) as error:
             hint = "" if local.exists() else " (there is no such file or folder, so it was looked up on the hub)"
@@ -98,26 +101,36 @@ class HuggingFaceReader(BaseTaskReader):
             raise TaskDataError(f"{SECTION}.dataset_path: can't read {path!r}{hint}: {error}{cause}") from error
         splits = dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or settings.training_split): loaded}
         # a Parquet file may hold such a column
-        if ".csv" in kinds and any(UNNAMED in split.column_names for split in splits.values()):
+        if is_csv and any(UNNAMED in split.column_names for split in splits.values()):
             raise TaskDataError(
                 f"{path}: its rows have more columns than its first line names: put texts that contain what separates "
                 "columns in quotes, or name all columns"
             )
-        return {name: _as_written(split) for name, split in splits.items()}
+        return splits if saved else {name: _as_written(split) for name, split in splits.items()}
+
+
+def _tables(*given: Any, **options: Any) -> Any:
+    """Load CSV files, as they are written if that can be: a column may have `NA` after 10,000 rows of numbers."""
+    from datasets import exceptions, load_dataset
+
+    with suppress(exceptions.DatasetGenerationError):
+        return load_dataset(*given, **options, **TEXT_AS_IT_IS)
+    return load_dataset(*given, **options)
 
 
 def _as_written(split: Any) -> Any:
-    """The split without two guesses of its builder: dates in JSON are text, and a blank in a CSV column makes no whole
-    number a fraction."""
+    """The split without two guesses of its builder: dates in JSON without a time of day are text, and a blank in a CSV
+    column makes no whole number a fraction."""
     from datasets import Value
 
     for name, feature in split.features.items():
         steps = []
+        column = split.data.column(name)
         if split.info.builder_name == "json" and feature == Value("timestamp[s]"):
-            steps = ["date32", "string"]
-        elif split.info.builder_name == "csv" and feature == Value("float64") and split.data.column(name).null_count:
+            steps = ["date32", "string"] if column.cast("date32").cast(column.type).equals(column) else []
+        elif split.info.builder_name == "csv" and feature == Value("float64") and column.null_count:
             steps = ["int64"]
-        with suppress(ValueError):  # some have a time of day, or are no whole numbers
+        with suppress(ValueError):  # some are no whole numbers
             for step in steps:
                 split = split.cast_column(name, Value(step))
     return split

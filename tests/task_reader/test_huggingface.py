@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,37 @@ def test_dates_of_a_json_file_are_text(tmp_path: Path, folder: bool) -> None:
     rows.write_text('{"question": "a", "answer": "1990-05-03"}\n{"question": "b", "answer": "1991-01-01"}\n')
     tasks = read_training_tasks(reader(dataset_path=str(rows.parent if folder else rows)))
     assert [task.metadata for task in tasks] == [{"answer": "1990-05-03"}, {"answer": "1991-01-01"}]
+    rows.write_text('{"question": "a", "answer": "1990-05-03T10:30:00"}\n')
+    (task,) = read_training_tasks(reader(dataset_path=str(rows.parent if folder else rows)))
+    assert "10" in str(task.metadata["answer"]), "a time of day is not cut off"
+
+
+def test_numbers_with_an_na_beyond_the_first_rows_are_read(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("question,level\n" + "".join(f"q{row},{row}\n" for row in range(10_000)) + "last,NA\n")
+    tasks = read_training_tasks(reader(dataset_path=str(rows)))
+    assert (tasks[7].metadata, tasks[-1].metadata) == ({"level": 7}, {"level": None})
+
+
+def test_a_folder_of_another_kind_may_hold_a_csv_file(tmp_path: Path) -> None:
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    for name in ("a", "b"):
+        with gzip.open(folder / f"{name}.jsonl.gz", "wt") as file:
+            file.write(json.dumps(ROWS[0]) + "\n")
+    (folder / "notes.csv").write_text("note\nNA\n")
+    assert len(read_training_tasks(reader(dataset_path=str(folder)))) == 2
+
+
+def test_a_saved_data_set_is_left_as_it_is(tmp_path: Path) -> None:
+    import datasets
+
+    rows = tmp_path / "rows.csv"
+    rows.write_text("question,score\na,1.0\nb,\n")
+    datasets.load_dataset("csv", data_files=str(rows))["train"].save_to_disk(str(tmp_path / "saved"))
+    before = sorted((tmp_path / "saved").iterdir())
+    assert str(read_training_tasks(reader(dataset_path=str(tmp_path / "saved")))[0].metadata) == "{'score': 1.0}"
+    assert sorted((tmp_path / "saved").iterdir()) == before
 
 
 def test_errors_name_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
