@@ -187,8 +187,9 @@ class _AttemptRun:
             if self._stop.is_set():
                 return AttemptFacts(Stop.CANCELLED)
             assert self._timeout_s is not None
+            late = self._judging.is_set()  # and not while the process shows where it is
             where = await running.where()
-            if self._judging.is_set():  # a missing reward, which says nothing about the model
+            if late:  # a missing reward, which says nothing about the model
                 why = f"the judge had not decided when the episode's {self._timeout_s:g} s were over"
                 failure = Failure("JudgeTimeout", f"ajet.rollout.episode_timeout: {why}", where)
                 return AttemptFacts(Stop.RETURNED, WorkflowResult(finished=True, failure=failure, failed_in="judge"))

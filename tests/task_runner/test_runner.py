@@ -27,7 +27,7 @@ from ajet.task_judge.base_judge import BaseJudge
 from ajet.task_judge.helper import HelperBudgetError, HelperError
 from ajet.task_runner.results import run_workflow
 from ajet.task_runner.runner import TaskRunner
-from ajet.task_runner.threads import ThreadRunner
+from ajet.task_runner.threads import ThreadRunner, _AttemptInThread
 from ajet.workflow import Workflow
 from support.runner_fakes import SmallProvider, runner_of
 from support.waiting import until
@@ -571,6 +571,25 @@ def test_the_deadline_covers_the_judge_whose_missing_reward_stays_missing(paid: 
     assert (episode.status, episode.reward) == (EpisodeStatus.JUDGE_ERROR, None)
     assert episode.failure is not None and episode.failure.kind == "JudgeTimeout"
     assert "ajet.rollout.episode_timeout: the judge had not decided" in episode.failure.message
+
+
+def test_a_judge_that_begins_after_the_deadline_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a process shows where it is, its workflow goes on."""
+    late, judged = threading.Event(), threading.Event()
+
+    async def slow(_task: WorkflowTask, _tuner: Any) -> WorkflowOutput:
+        await asyncio.to_thread(late.wait, 10)
+        return WorkflowOutput()
+
+    async def where(_attempt: Any) -> str:
+        late.set()
+        await asyncio.to_thread(judged.wait, 10)
+        return ""
+
+    monkeypatch.setattr(_AttemptInThread, "where", where)
+    judge = judge_that(judged.set)
+    episode = run(lambda: runner_of(workflow_that(slow), judge=judge, rollout__episode_timeout=0.2))
+    assert judged.is_set() and episode.status is EpisodeStatus.TIMEOUT
 
 
 def test_a_judge_that_was_interrupted_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
