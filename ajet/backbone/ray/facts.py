@@ -186,7 +186,7 @@ def newest_named(checkpoints: Path) -> int | None:
     newest = checkpoints / "latest_checkpointed_iteration.txt"
     if not newest.exists():
         return None
-    named = newest.read_text()
+    named = newest.read_text().strip()  # whoever writes it by hand ends the line
     if named and (checkpoints / f"global_step_{named}").is_dir():
         return int(named)
     there = [checkpoint_step(folder.name) or 0 for folder in checkpoints.glob("global_step_*")]

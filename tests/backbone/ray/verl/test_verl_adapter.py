@@ -48,6 +48,9 @@ def test_the_newest_checkpoint_is_the_one_that_verl_names(tmp_path: Path) -> Non
     (tmp_path / "global_step_3").mkdir()
     assert ADAPTER.newest_step(config, tmp_path) == 3
     assert ADAPTER.newest_weights(config, tmp_path) == tmp_path / "global_step_3" / "actor" / "huggingface"
+    (tmp_path / "global_step_2").mkdir()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("3\n")
+    assert ADAPTER.newest_step(config, tmp_path) == 3, "somebody wrote the file by hand"
 
 
 def test_a_run_goes_on_where_verl_could_not_write_which_checkpoint_is_the_newest(tmp_path: Path) -> None:
