@@ -583,6 +583,12 @@ def test_a_group_of_equal_rewards_is_not_trained_by_the_divergence_in_its_reward
     assert [step["credit/zero_variance_groups"] for step in steps] == alike
 
 
+def test_a_step_of_equal_rewards_takes_no_divergence_off(tmp_path: Path) -> None:
+    code, experiment = train(tmp_path, "Indifferent", **{"trainer_common.algorithm.use_kl_in_reward": True})
+    assert code == 1, "nothing was trained"
+    assert [step["train/kl_in_reward"] for step in read_metrics(experiment / "metrics.jsonl")] == [0.0, 0.0]
+
+
 def test_lora_with_kl_to_its_base(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     overrides = {"model.lora.enabled": "true", "model.lora.rank": 4, "trainer_common.use_kl_loss": "true"}
