@@ -77,7 +77,10 @@ class SqliteConnection:
         self.raw.execute("BEGIN IMMEDIATE")
         try:
             if self.raw.execute("SELECT 1 FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchone():
-                raise StoreError(f"{where} has a trigger or a view, which no store has: it would run with each request")
+                raise StoreError(
+                    f"{where} has a trigger or a view, which no store has and which would run with each request\n"
+                    "    it was made or changed by another program: use a file of which you know where it comes from"
+                )
             found = self.raw.execute("PRAGMA user_version").fetchone()[0]
             version = migrate(found, lambda sql: self.raw.execute(sql.format(**TYPES)), where)
             self.raw.execute(f"PRAGMA user_version = {version}")

@@ -333,12 +333,16 @@ def merge_adapters(folder: Path, scale: float) -> None:
     from safetensors.torch import load_file
 
     given = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
-    merged = {}
+    merged, left = {}, []
     for name, tensor in given.items():
         layer = name.removesuffix(".base_layer.weight")
         if layer != name and (down := given.get(f"{layer}.lora_A.default.weight")) is not None:
             up = given[f"{layer}.lora_B.default.weight"]
             tensor = (tensor.float() + scale * (up.float() @ down.float())).to(tensor.dtype)
+        elif layer != name:  # an embedding's
+            left.append(layer.removeprefix("base_model.model."))
         if ".lora_" not in name:
             merged[name.removeprefix("base_model.model.").replace(".base_layer.", ".")] = tensor
+    if left:
+        log.warning("hf/ lacks what the adapters of %s learnt: only the checkpoint has it", ", ".join(left))
     save_torch_state_dict(merged, folder)

@@ -20,7 +20,7 @@ from ajet.environment.sandboxes.sandbox import SandboxError, SandboxSettings
 
 CHUNK = 1 << 16
 MOST_CONNECTIONS = 128
-"""Of one sandbox, each of which takes three of the run's files: twice as many as the gateway answers at a time."""
+"""The most that a sandbox has at a time, twice as many as the gateway answers. Each takes three of the run's files."""
 MOST_WAITING = 1024
 """Further ones wait, and take no file: as many as requests of one episode wait in the gateway."""
 NO_FILE_S = 1.0

@@ -16,7 +16,14 @@ import psutil
 import pytest
 
 from ajet.backbone.ray.facts import Machine, RunError, RunFacts, RunPayload
-from ajet.backbone.ray.launcher import keep_weights, prepare, refuse_changing_rope, remove_abandoned, why_it_failed
+from ajet.backbone.ray.launcher import (
+    keep_weights,
+    merge_adapters,
+    prepare,
+    refuse_changing_rope,
+    remove_abandoned,
+    why_it_failed,
+)
 from ajet.config import load_config
 from ajet.engine.model_source import ModelSource
 from ajet.engine.tiny_models import tiny_folder
@@ -94,6 +101,18 @@ def test_the_newest_weights_have_the_adapters_in_them(tmp_path: Path) -> None:
     kept = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     ids = torch.arange(1, 20)[None]
     torch.testing.assert_close(kept(ids).logits, model(ids).logits, atol=1e-4, rtol=1e-3)
+
+
+def test_adapters_that_cannot_be_merged_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    layer, file = "base_model.model.model.embed_tokens", tmp_path / "model.safetensors"
+    shapes = {f"{layer}.base_layer.weight": (9, 4), f"{layer}.lora_embedding_A.default": (2, 9)}
+    save_file({name: torch.ones(shape) for name, shape in shapes.items()}, file)
+    merge_adapters(tmp_path, 1.0)
+    assert list(load_file(file)) == ["model.embed_tokens.weight"]
+    assert "lacks what the adapters of model.embed_tokens learnt" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["interrupted", "failed"])
