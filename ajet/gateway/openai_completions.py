@@ -194,17 +194,15 @@ async def chat_completions(body: dict[str, Any], caller: Caller) -> Answer:
     return json_answer(chat_completion(call, replies, caller.session))
 
 
-def completion_id(call_id: str) -> str:
-    return f"chatcmpl-{call_id}"
+def _head(prefix: str, kind: str, model: str, call_id: str) -> dict[str, Any]:
+    """Its `id` is the first choice's call; each choice has its own `call_id`."""
+    return {"id": f"{prefix}-{call_id}", "object": kind, "created": int(time.time()), "model": model}
 
 
 def chat_completion(call: ChatCall, replies: list[ChatReply], session: EpisodeSession) -> dict[str, Any]:
-    """The complete answer. Its `id` is the first choice's call; each choice has its own `call_id`."""
+    """The complete answer."""
     answer: dict[str, Any] = {
-        "id": completion_id(replies[0].call_id),
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": call.model,
+        **_head("chatcmpl", "chat.completion", call.model, replies[0].call_id),
         "choices": [_choice(call, index, reply, session) for index, reply in enumerate(replies)],
         "usage": usage(replies, len(replies)),
     }
@@ -270,47 +268,58 @@ def token_entry(token_id: int, logprob: float, session: EpisodeSession) -> dict[
 # ---------------------------------------------------------------- streaming
 
 
-async def chat_chunks(
-    call: ChatCall, session: EpisodeSession, stream: ReplyStream, event: Event
-) -> AsyncIterator[bytes]:
+def chat_chunks(call: ChatCall, session: EpisodeSession, stream: ReplyStream, event: Event) -> AsyncIterator[bytes]:
     """Server-sent events, beginning with `event`. The last chunk of a choice carries its log-probabilities and ids."""
-    head: dict[str, Any] = {
-        "id": "",
-        "object": "chat.completion.chunk",
-        "created": int(time.time()),
-        "model": call.model,
-    }
     begun: set[int] = set()
     """The choices that have begun."""
 
-    def chunk(choice: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
-        choices = [{"index": choice, "delta": delta, "finish_reason": finish, **more}]
-        return server_sent_event({**head, "choices": choices})
+    def opening(index: int) -> dict[str, Any]:
+        if index in begun:
+            return {}
+        begun.add(index)
+        return {"role": "assistant", "content": ""}
 
-    while isinstance(event, ReplyDelta):
-        delta: dict[str, Any] = {}
-        if event.choice not in begun:
-            head["id"] = head["id"] or completion_id(event.call_id)
-            begun.add(event.choice)
-            delta = {"role": "assistant", "content": ""}
+    def piece(event: ReplyDelta) -> dict[str, Any]:
+        delta = opening(event.choice)
         if event.delta.content:
             delta["content"] = event.delta.content
         if event.delta.reasoning:
             delta["reasoning_content"] = event.delta.reasoning
         if event.delta.call is not None:
             delta["tool_calls"] = [call_piece(event.delta.call)]
-        yield chunk(event.choice, delta)
+        return {"index": event.choice, "delta": delta, "finish_reason": None}
+
+    def last(index: int, reply: ChatReply) -> dict[str, Any]:
+        choice = _choice(call, index, reply, session)
+        del choice["message"]
+        return {**choice, "delta": opening(index)}
+
+    head = partial(_head, "chatcmpl", "chat.completion.chunk", call.model)
+    return _chunks(head, piece, last, stream, event, include_usage=call.include_usage)
+
+
+async def _chunks(
+    head_of: Callable[[str], dict[str, Any]],
+    piece: Callable[[ReplyDelta], dict[str, Any]],
+    last: Callable[[int, ChatReply], dict[str, Any]],
+    stream: ReplyStream,
+    event: Event,
+    *,
+    include_usage: bool,
+) -> AsyncIterator[bytes]:
+    """The chunks of a stream, beginning with `event`: a choice with each delta, and at the end the rest of each."""
+    head: dict[str, Any] = {}
+    while isinstance(event, ReplyDelta):
+        head = head or head_of(event.call_id)
+        yield server_sent_event({**head, "choices": [piece(event)]})
         event = await stream.next()
     if isinstance(event, ModelCallError):
         yield server_sent_event({"error": openai_error_body(event)})
         return
-    head["id"] = head["id"] or completion_id(event[0].call_id)
+    head = head or head_of(event[0].call_id)
     for index, reply in enumerate(event):
-        choice = _choice(call, index, reply, session)
-        del choice["index"], choice["message"]
-        opening = {} if index in begun else {"role": "assistant", "content": ""}
-        yield chunk(index, opening, choice.pop("finish_reason"), **choice)
-    if call.include_usage:
+        yield server_sent_event({**head, "choices": [last(index, reply)]})
+    if include_usage:
         yield server_sent_event({**head, "choices": [], "usage": usage(event, len(event))})
     yield b"data: [DONE]\n\n"
 
@@ -358,13 +367,18 @@ async def completions(body: dict[str, Any], caller: Caller) -> Answer:
     ]
     token_ids = protocol.flag(body, "return_token_ids")
     write = partial(_text_choice, session=caller.session, logprobs=logprobs, token_ids=token_ids)
+    head = partial(_head, "cmpl", "text_completion", asked.name)
     if protocol.flag(body, "stream"):
         if len(requests) > 1:
             raise BadField("prompt", "only one prompt can be streamed")
         stream = ReplyStream(requests[0], caller.session)
         first = await stream.first()
-        include_usage = protocol.flag(protocol.mapping(body, "stream_options"), "include_usage")
-        return event_stream(_text_chunks(asked.name, include_usage, write, stream, first), stream.close)
+        usage_too = protocol.flag(protocol.mapping(body, "stream_options"), "include_usage")
+
+        def last(index: int, reply: ChatReply) -> dict[str, Any]:
+            return {**write(index, reply), "text": ""}
+
+        return event_stream(_chunks(head, _text_piece, last, stream, first, include_usage=usage_too), stream.close)
     completed = (caller.session.complete(request) for request in requests)
     results = await asyncio.gather(*completed, return_exceptions=True)  # an error waits for the others
     replies: list[ChatReply] = []
@@ -373,7 +387,7 @@ async def completions(body: dict[str, Any], caller: Caller) -> Answer:
             raise result
         replies += result
     answer = {
-        **_text_head(replies[0].call_id, asked.name),
+        **head(replies[0].call_id),
         "choices": [write(index, reply) for index, reply in enumerate(replies)],
         "usage": usage(replies, choices),
     }
@@ -391,10 +405,6 @@ async def _prompts(prompt: Any, session: EpisodeSession) -> list[list[int]]:
     if len(given) > MAX_PROMPTS:
         raise BadField("prompt", f"at most {MAX_PROMPTS} prompts")
     return [await session.encode(one) if isinstance(one, str) else one for one in given]
-
-
-def _text_head(call_id: str, model: str) -> dict[str, Any]:
-    return {"id": f"cmpl-{call_id}", "object": "text_completion", "created": int(time.time()), "model": model}
 
 
 def _text_choice(
@@ -424,27 +434,5 @@ def _text_logprobs(reply: ChatReply, session: EpisodeSession) -> dict[str, Any]:
     }
 
 
-async def _text_chunks(
-    model: str,
-    include_usage: bool,
-    write: Callable[[int, ChatReply], dict[str, Any]],
-    stream: ReplyStream,
-    event: Event,
-) -> AsyncIterator[bytes]:
-    """Server-sent events, beginning with `event`. The last chunk of a choice, as `write` makes it, has its
-    log-probabilities and ids."""
-    head: dict[str, Any] = {}
-    while isinstance(event, ReplyDelta):
-        head = head or _text_head(event.call_id, model)
-        choice = {"index": event.choice, "text": event.delta.content, "logprobs": None, "finish_reason": None}
-        yield server_sent_event({**head, "choices": [choice]})
-        event = await stream.next()
-    if isinstance(event, ModelCallError):
-        yield server_sent_event({"error": openai_error_body(event)})
-        return
-    head = head or _text_head(event[0].call_id, model)
-    for index, reply in enumerate(event):
-        yield server_sent_event({**head, "choices": [{**write(index, reply), "text": ""}]})
-    if include_usage:
-        yield server_sent_event({**head, "choices": [], "usage": usage(event, len(event))})
-    yield b"data: [DONE]\n\n"
+def _text_piece(event: ReplyDelta) -> dict[str, Any]:
+    return {"index": event.choice, "text": event.delta.content, "logprobs": None, "finish_reason": None}
