@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, Literal
 
 from ajet.gateway import protocol
@@ -15,11 +16,12 @@ from ajet.gateway.protocol import (
     ReplyStream,
     of_type,
     read_model,
+    read_sampling,
     read_tool_choice,
     refuse_unsupported,
     unreadable_call,
 )
-from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Sampling, Tool
+from ajet.schema.chat import DEFAULT_TARGET, ChatReply, ChatRequest, Message, Tool
 from ajet.schema.errors import ModelCallError, UnsupportedContentError
 from ajet.system.http_messages import Answer, event_stream, json_answer, server_sent_event
 
@@ -33,25 +35,17 @@ def read_request(body: dict[str, Any], caller: Caller) -> tuple[ChatRequest, str
     """The chat request, and the model's name as the client wrote it."""
     refuse_unsupported(body)
     asked = read_model(body, caller)
-    max_tokens = protocol.integer(body, "max_tokens", 1, 10**9)
-    if max_tokens is None:
+    if body.get("max_tokens") is None:
         raise BadField("max_tokens", "max_tokens is required")
     tools = _tools(protocol.array(body, "tools"))
     messages = _system(body.get("system")) + _messages(protocol.array(body, "messages"))
-    default = caller.session.settings.default_sampling
-    top_k = protocol.integer(body, "top_k", -1, 10**9)
-    sampling = Sampling(
-        temperature=protocol.number(body, "temperature", default.temperature, 0.0, 2.0),
-        top_p=protocol.number(body, "top_p", default.top_p, 1e-6, 1.0),
-        top_k=default.top_k if top_k is None else top_k,
-        max_tokens=max_tokens,
-        stop=protocol.stops(body, "stop_sequences"),
-    )
+    given = {key: body.get(key) for key in ("max_tokens", "temperature", "top_p", "top_k")}
+    sampling = read_sampling(given, caller.session.settings.default_sampling)
     request = ChatRequest(
         messages=messages,
         tools=tools,
         tool_choice=_tool_choice(body.get("tool_choice"), tools),
-        sampling=sampling,
+        sampling=replace(sampling, stop=protocol.stops(body, "stop_sequences")),
         parallel_tool_calls=not protocol.flag(protocol.mapping(body, "tool_choice"), "disable_parallel_tool_use"),
         agent=asked.agent,
         target=caller.target or DEFAULT_TARGET,
