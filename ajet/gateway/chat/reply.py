@@ -345,16 +345,11 @@ class ResponseFormat:
         if self._schema is None:
             return
         try:
-            await on_loop(self._check)
+            await on_loop(check_schema, self._schema)
         except SchemaRefused as error:
             raise InvalidRequestError(
                 f"response_format.json_schema.schema is not a JSON schema: {error!s:.200}"
             ) from None
-
-    def _check(self) -> None:
-        """Validate the schema, on the thread for slow work."""
-        check_schema(self._schema or {})
-        _ = self._wanted
 
     async def violation(self, message: Message) -> str:
         """How a reply violates the format, or an empty string. Tool calls are exempt."""
