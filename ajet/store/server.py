@@ -249,10 +249,6 @@ class StoreServer:
     def url(self) -> str:
         return self._server.address.url
 
-    @property
-    def connections(self) -> int:
-        return self._server.connections
-
     async def aclose(self) -> None:
         if self._reader is not None:
             self._reader.cancel()
