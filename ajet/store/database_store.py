@@ -49,10 +49,6 @@ class Waiting:
         self._by_rollout: dict[str, set[_Wait]] = {}
         self._claimers: OrderedDict[asyncio.Future[None], None] = OrderedDict()
         self._arrival: asyncio.Event | None = None
-        self.turns = 0
-        """How often a claimer got its turn."""
-        self.wakes = 0
-        """How often a caller that waits for rollouts to end was woken."""
 
     def ends_of(self, rollout_ids: Iterable[str]) -> _Wait:
         """Begin to wait for these rollouts. Query their state only afterwards, so that no end is missed."""
@@ -104,7 +100,6 @@ class Waiting:
             place, _ = self._claimers.popitem(last=False)
             if not place.done():
                 place.set_result(None)
-                self.turns += 1
                 count -= 1
 
     def happened(self, events: Events) -> None:
@@ -124,7 +119,6 @@ class Waiting:
     def _wake(self, wait: _Wait) -> None:
         if not wait.done.done():
             wait.done.set_result(None)
-            self.wakes += 1
 
 
 class Database(Protocol):
