@@ -73,17 +73,18 @@ async def _serve(arguments: Namespace) -> int:
 
 def _open_gateway(model: Model, max_model_len: int, arguments: Namespace) -> Gateway:
     """A gateway that answers anyone with the right key and treats each request as a separate conversation."""
-    from ajet.gateway.gateway import Gateway, GatewaySettings, gateway_tls
+    from ajet.gateway.gateway import Gateway, GatewaySettings
     from ajet.gateway.protocol import Caller
     from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET
     from ajet.system.http_messages import InvalidKeyError
+    from ajet.system.http_server import tls_context
 
     def authorize(key: str) -> Caller:
         if arguments.api_key and not hmac.compare_digest(key.encode(), arguments.api_key.encode()):
             raise InvalidKeyError("wrong API key")
         return Caller(model.open_conversation(max_model_len), DEFAULT_AGENT, DEFAULT_TARGET)
 
-    tls = gateway_tls(arguments.tls_cert, arguments.tls_key, "--tls-cert and --tls-key")
+    tls = tls_context(arguments.tls_cert, arguments.tls_key, "--tls-cert and --tls-key")
     settings = GatewaySettings(
         arguments.host, arguments.port, "--host or --port", without_key=not arguments.api_key, tls=tls
     )

@@ -81,7 +81,7 @@ async def _serve(arguments: Namespace) -> int:
     from ajet.system.http_messages import is_loopback
     from ajet.system.http_server import tls_context
 
-    tls = tls_context(arguments.tls_cert, arguments.tls_key, "--tls-cert and --tls-key") if arguments.tls_cert else None
+    tls = tls_context(arguments.tls_cert, arguments.tls_key, "--tls-cert and --tls-key")
     async with DatabaseStore(_database(arguments), _retention(arguments)) as store:
         server, stop = StoreServer(store, tls=tls), interruption()  # from here on a signal ends it in order
         await server.start(arguments.host, arguments.port)

@@ -193,14 +193,9 @@ class GatewaySettings:
             key_ttl_s=gateway.key_ttl or max(KEY_TTL_S, config.ajet.rollout.episode_timeout),
             max_concurrent_per_episode=gateway.max_concurrent_per_episode,
             allowed_origins=tuple(gateway.allowed_origins),
-            tls=gateway_tls(gateway.tls_cert, gateway.tls_key, "gateway.tls_cert and gateway.tls_key"),
+            tls=tls_context(gateway.tls_cert, gateway.tls_key, "gateway.tls_cert and gateway.tls_key"),
             limits=HttpLimits(max_body_bytes=body, max_buffered_bytes=max(4 * body, 64 * 1024 * 1024)),
         )
-
-
-def gateway_tls(certificate: str | None, key: str | None, settings: str) -> ssl.SSLContext | None:
-    """What HTTPS needs, if both files are given. Raises AddressError."""
-    return tls_context(certificate or "", key or "", settings) if certificate or key else None
 
 
 @dataclass(frozen=True, slots=True)

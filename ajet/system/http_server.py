@@ -57,13 +57,17 @@ class Address(NamedTuple):
         return f"{self.scheme}://[{host}]:{self.port}" if ":" in host else f"{self.scheme}://{host}:{self.port}"
 
 
-def tls_context(certificate: str | Path, key: str | Path, settings: str) -> ssl.SSLContext:
+def tls_context(certificate: str | Path | None, key: str | Path | None, settings: str) -> ssl.SSLContext | None:
     """What a server needs to speak TLS: PEM files with its certificate (and those that lead to a known authority) and
-    its private key. Raises AddressError, whose message names `settings`."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    its private key. None if neither is given. Raises AddressError, whose message names `settings`."""
+    if not certificate and not key:
+        return None
+    if not certificate or not key:
+        raise AddressError(f"{settings} go together")
     for file in (certificate, key):
         if not Path(file).is_file():
-            raise AddressError(f"{settings}: no file {file}" if file else f"{settings} go together")
+            raise AddressError(f"{settings}: no file {file}")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError, ValueError) as error:

@@ -88,10 +88,8 @@ class RemoteRunner:
         self.judge = JudgeHere(judge, config.ajet.rollout.episode_retries)
         self.store = memory_store()
         self._settings = config.ajet.task_runner.remote
-        tls = None
-        if self._settings.tls_cert or self._settings.tls_key:
-            keys = "task_runner.remote.tls_cert and task_runner.remote.tls_key"
-            tls = tls_context(self._settings.tls_cert or "", self._settings.tls_key or "", keys)
+        keys = "task_runner.remote.tls_cert and task_runner.remote.tls_key"
+        tls = tls_context(self._settings.tls_cert, self._settings.tls_key, keys)
         self._server = StoreServer(self.store, tls=tls, extensions={OPEN: self._open})
         self._attempts: dict[str, _RemoteAttempt] = {}
         self.unclaimed = 0
