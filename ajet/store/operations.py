@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from msgspec import UNSET
 from msgspec.structs import force_setattr, replace
@@ -33,7 +33,6 @@ from ajet.store.context import (
 from ajet.store.records import (
     Attempt,
     AttemptedRollout,
-    AttemptStatus,
     Page,
     Resources,
     Rollout,
@@ -161,8 +160,7 @@ def expire_overdue(context: Context) -> tuple[int, float | None]:
         if status is None:  # it gave a sign of life meanwhile, or the store has only just opened
             context.tables.save_attempts([(one, attempt)], context.listening_since)
             continue
-        expired = cast("Literal[AttemptStatus.TIMEOUT, AttemptStatus.UNRESPONSIVE]", status)
-        one.rollout, one.attempt = states.expire(one.rollout, attempt, expired, context.now)
+        one.rollout, one.attempt = states.expire(one.rollout, attempt, status, context.now)
         context.tables.save_attempts([(one, one.attempt)])
         if attempt.worker_id is not None:
             context.tables.save_worker(states.lost(context.tables.worker(attempt.worker_id)))

@@ -56,7 +56,7 @@ def may_restart(rollout: Rollout) -> bool:
 
 
 def superseded(attempt: Attempt, now: float) -> Attempt:
-    """A newer attempt was started by hand while this one was running."""
+    """A newer attempt was started by hand, or the rollout was cancelled, while this one was running."""
     if attempt.status in ACTIVE:
         return replace(attempt, status=AttemptStatus.CANCELLED, end_time=now)
     return attempt
@@ -86,7 +86,10 @@ def report(rollout: Rollout, attempt: Attempt, status: Literal["succeeded", "fai
     return Change(_after(rollout, attempt, now), attempt)
 
 
-def overdue(config: RolloutConfig, attempt: Attempt, now: float, listening_since: float) -> AttemptStatus | None:
+Overdue = Literal[AttemptStatus.TIMEOUT, AttemptStatus.UNRESPONSIVE]
+
+
+def overdue(config: RolloutConfig, attempt: Attempt, now: float, listening_since: float) -> Overdue | None:
     """Which limit an attempt has exceeded. Silence counts from `listening_since`, when the store opened."""
     if attempt.status not in ACTIVE:
         return None
@@ -111,9 +114,7 @@ def deadline(config: RolloutConfig, attempt: Attempt, listening_since: float = 0
     return min(limits, default=None)
 
 
-def expire(
-    rollout: Rollout, attempt: Attempt, status: Literal[AttemptStatus.TIMEOUT, AttemptStatus.UNRESPONSIVE], now: float
-) -> Change:
+def expire(rollout: Rollout, attempt: Attempt, status: Overdue, now: float) -> Change:
     """The latest attempt is overdue. Silence is no end yet: the attempt goes on with its next sign of life."""
     attempt = replace(attempt, status=status, end_time=now if status is AttemptStatus.TIMEOUT else None)
     return Change(_after(rollout, attempt, now), attempt)
@@ -123,8 +124,8 @@ def cancel(rollout: Rollout, attempt: Attempt | None, now: float) -> tuple[Rollo
     """The rollout is cancelled. If it has ended, it stays as it ended."""
     if rollout.status in FINAL:
         return rollout, attempt
-    if attempt is not None and attempt.status in ACTIVE:
-        attempt = replace(attempt, status=AttemptStatus.CANCELLED, end_time=now)
+    if attempt is not None:
+        attempt = superseded(attempt, now)
     return replace(rollout, status=RolloutStatus.CANCELLED, end_time=now), attempt
 
 
