@@ -366,8 +366,10 @@ def test_what_is_not_supported_is_refused_by_name() -> None:
     asyncio.run(run())
 
 
-def test_what_is_stored_is_bounded() -> None:
-    store = StoredResponses(most=3, most_bytes=1000)
+def test_what_is_stored_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet.gateway.chat.session_log.MAX_RESPONSES", 3)
+    monkeypatch.setattr("ajet.gateway.chat.session_log.MAX_RESPONSE_BYTES", 1000)
+    store = StoredResponses()
     for number in range(5):
         store.put(f"r{number}", "a", [], [{"role": "user", "content": "x"}], [{"id": f"i{number}"}])
     assert [store.get(f"r{number}") is not None for number in range(5)] == [False, False, True, True, True]

@@ -91,9 +91,7 @@ class StoredResponse:
 class StoredResponses:
     """The responses of one episode, by id."""
 
-    def __init__(self, most: int = MAX_RESPONSES, most_bytes: int = MAX_RESPONSE_BYTES) -> None:
-        self._most = most
-        self._most_bytes = most_bytes
+    def __init__(self) -> None:
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self._items: dict[str, tuple[str, dict[str, Any]]] = {}
         """By id: the agent, and the item."""
@@ -107,7 +105,7 @@ class StoredResponses:
         self._responses[response_id] = stored
         self._items.update((item["id"], (agent, item)) for item in items)
         self._bytes += stored.size
-        while len(self._responses) > self._most or (self._bytes > self._most_bytes and len(self._responses) > 1):
+        while len(self._responses) > MAX_RESPONSES or (self._bytes > MAX_RESPONSE_BYTES and len(self._responses) > 1):
             _, oldest = self._responses.popitem(last=False)
             self._bytes -= oldest.size
             for item in oldest.items:
