@@ -36,8 +36,6 @@ class HttpLimits:
     """The limit for one body, also after decompression."""
     max_buffered_bytes: int = 64 * 1024 * 1024
     """The limit for all bodies that are being received at the same time."""
-    max_connections: int | None = None
-    """None: as many as the limit for open files allows."""
 
 
 @dataclass(slots=True)

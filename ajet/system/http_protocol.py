@@ -52,7 +52,7 @@ class Connections(ServerState):
     def __init__(self, app: AsgiApp, refuse: Refuse, limits: HttpLimits) -> None:
         super().__init__()
         self.refuse, self.limits = refuse, limits
-        self.most = limits.max_connections or most_connections()
+        self.most = most_connections()
         self.config = Config(
             app,
             ws="none",

@@ -289,8 +289,9 @@ async def leaves(reader: asyncio.StreamReader) -> bool:
 
 
 @pytest.mark.slow
-async def test_idle_strangers_push_out_only_each_other() -> None:
-    async with serving(HttpLimits(max_connections=40)) as (_, port):
+async def test_idle_strangers_push_out_only_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet.system.http_protocol.most_connections", lambda: 40)
+    async with serving() as (_, port):
         known = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
         for reader, writer in known:
             writer.write(request_bytes("POST", "/", KEY, BODY))
@@ -309,8 +310,9 @@ async def test_idle_strangers_push_out_only_each_other() -> None:
             writer.close()
 
 
-async def test_known_clients_at_work_keep_their_places() -> None:
-    async with serving(HttpLimits(max_connections=8)) as (echo, port):
+async def test_known_clients_at_work_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet.system.http_protocol.most_connections", lambda: 8)
+    async with serving() as (echo, port):
         busy = [asyncio.ensure_future(send(port, request_bytes("POST", "/wait", KEY))) for _ in range(6)]
         await until(lambda: echo.waiting == 6)
         reply = await send(port, request_bytes("POST", "/", KEY, BODY))
