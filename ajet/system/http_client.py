@@ -212,7 +212,6 @@ class BoundedClient(httpx.AsyncClient):
     ) -> None:
         super().__init__(*arguments, mounts=_WITHOUT_PROXY, **options)
         self._if_silent = if_silent
-        self.headers["accept-encoding"] = "identity"
         self._max_answer_bytes = max_answer_bytes
 
     async def send(self, request: httpx.Request, *, stream: bool = False, **options: Any) -> httpx.Response:
