@@ -220,9 +220,10 @@ async def messages(body: dict[str, Any], caller: Caller) -> Answer:
         stream = ReplyStream(request, caller.session)
         first = await stream.first()
         return event_stream(message_events(model, stream, first), stream.close)
+    token_ids = protocol.flag(body, "return_token_ids")
     (reply,) = await caller.session.complete(request)
     answer = {**_head(reply.call_id, model), "content": _blocks(reply), **_ending(reply), "usage": _usage(reply)}
-    if protocol.flag(body, "return_token_ids"):
+    if token_ids:
         answer |= {"prompt_token_ids": reply.prompt_ids, "token_ids": reply.completion.token_ids}
     return json_answer(answer | _malformed(reply))
 

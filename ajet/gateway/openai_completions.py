@@ -371,9 +371,9 @@ async def completions(body: dict[str, Any], caller: Caller) -> Answer:
     if protocol.flag(body, "stream"):
         if len(requests) > 1:
             raise BadField("prompt", "only one prompt can be streamed")
+        usage_too = protocol.flag(protocol.mapping(body, "stream_options"), "include_usage")
         stream = ReplyStream(requests[0], caller.session)
         first = await stream.first()
-        usage_too = protocol.flag(protocol.mapping(body, "stream_options"), "include_usage")
 
         def last(index: int, reply: ChatReply) -> dict[str, Any]:
             return {**write(index, reply), "text": ""}

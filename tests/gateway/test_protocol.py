@@ -61,6 +61,22 @@ NEUTRAL: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "stream": True, "stream_options": {"include_usage": 1}}),
+        ("/v1/messages", {**BODY, "max_tokens": 9, "return_token_ids": 1}),
+    ],
+)
+def test_nothing_is_sampled_for_a_refused_request(path: str, body: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with place() as here:
+            assert (await post(here, path, body)).status == 400
+            assert here.session.tracker.finish(None).tree.calls == []
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
 def test_what_cannot_be_honoured_is_refused_by_name(path: str) -> None:
     async def run() -> None:
