@@ -6,10 +6,8 @@ verifiers plays an episode itself: it brings the agent's program, the tools and 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import json
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ class VerifiersHost(InterpreterHost):
         """`env`: verifiers' config of an environment (`{"taskset": {"id": …}}`); `python`: the interpreter with it."""
         super().__init__(HOST, [json.dumps(env)], python or sys.executable, f"{KEY}.python")
 
-    def ready(self) -> VerifiersHost:
+    def ready(self) -> None:
         """Wait until it has loaded the environment. Raises ConfigError."""
         try:
             self.started()
@@ -48,7 +46,6 @@ class VerifiersHost(InterpreterHost):
         except TimeoutError:
             self.close()
             raise ConfigError(f"{KEY}: verifiers did not load this environment within {START_S:g} s") from None
-        return self
 
     def tasks(self, limit: int) -> list[dict[str, Any]]:
         """The first tasks: `index` and `query`."""
@@ -64,21 +61,6 @@ class VerifiersHost(InterpreterHost):
             self.cancel(number)
             raise
         return played
-
-
-_hosts: dict[tuple[str, str | None], VerifiersHost] = {}
-_hosts_lock = threading.Lock()
-
-
-def shared_host(env: Mapping[str, Any], python: str | None) -> VerifiersHost:
-    """This process's host for an environment; it ends with the process."""
-    key = json.dumps(env), python
-    with _hosts_lock:
-        host = _hosts.get(key)
-        if host is None or not host.alive:
-            host = _hosts[key] = VerifiersHost(env, python)
-            atexit.register(host.close)
-    return host.ready()
 
 
 def host_options(options: Any) -> tuple[dict[str, Any], str | None]:

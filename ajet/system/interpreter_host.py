@@ -8,6 +8,7 @@ messages.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import json
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ajet.schema.errors import AjetError, ConfigError
 
@@ -67,6 +68,22 @@ class InterpreterHost:
             os.close(writing)
         threading.Thread(target=self._read, args=(reading,), name=f"{self.package}-answers", daemon=True).start()
         threading.Thread(target=self._listen, name=f"{self.package}-log", daemon=True).start()
+
+    @classmethod
+    def shared(cls, *given: Any) -> Self:
+        """The one that everybody in this process shares, once it is ready. It ends with this process."""
+        key = cls, json.dumps(given)
+        with _sharing:
+            host = _shared.get(key)
+            if not isinstance(host, cls) or not host.alive:
+                host = _shared[key] = cls(*given)
+                atexit.register(host.close)
+        host.ready()
+        return host
+
+    def ready(self) -> None:
+        """Wait until it can be asked. Raises ConfigError."""
+        raise NotImplementedError
 
     def started(self) -> Any:
         """Wait until the program is ready, and return its first answer. Raises `fault`, or TimeoutError."""
@@ -140,3 +157,7 @@ class InterpreterHost:
 
     def _last_lines(self) -> str:
         return " | ".join(list(self._said)[-3:]) or "it said nothing"
+
+
+_shared: dict[tuple[type, str], InterpreterHost] = {}
+_sharing = threading.Lock()

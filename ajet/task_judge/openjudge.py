@@ -6,7 +6,6 @@ The grader runs in one process per run; it is built before the first episode and
 from __future__ import annotations
 
 import asyncio
-import atexit
 import json
 import math
 import shutil
@@ -41,7 +40,7 @@ class OpenJudgeHost(InterpreterHost):
     def __init__(self, python: str | None) -> None:
         super().__init__(PROGRAM, [], python or sys.executable, f"{KEY}.python")
 
-    def ready(self) -> OpenJudgeHost:
+    def ready(self) -> None:
         """Wait until it has imported the package. Raises ConfigError."""
         try:
             self.started()
@@ -53,7 +52,6 @@ class OpenJudgeHost(InterpreterHost):
                 "    its pins clash with ajet's: give it an environment of its own (python -m venv F; "
                 f"F/bin/pip install py-openjudge) and set {KEY}.python: F/bin/python"
             ) from None
-        return self
 
 
 class OpenJudge(GroupJudge):
@@ -130,7 +128,7 @@ class OpenJudge(GroupJudge):
         """The process, the grader's name in it, and the templates of its inputs. Restarts a process that has ended."""
         with self._building:
             if self._built is None or not self._built[0].alive:
-                self._built = self._build(shared_host(self._section.python))
+                self._built = self._build(OpenJudgeHost.shared(self._section.python))
             return self._built
 
     def _build(self, host: OpenJudgeHost) -> tuple[OpenJudgeHost, str, dict[str, Template]]:
@@ -177,17 +175,3 @@ async def _end_if_stuck(host: OpenJudgeHost) -> bool:
         await asyncio.to_thread(host.close)
         return True
     return False
-
-
-_hosts: dict[str | None, OpenJudgeHost] = {}
-_hosts_lock = threading.Lock()
-
-
-def shared_host(python: str | None) -> OpenJudgeHost:
-    """The host that all judges of this process share for an interpreter. It ends with this process."""
-    with _hosts_lock:
-        host = _hosts.get(python)
-        if host is None or not host.alive:
-            host = _hosts[python] = OpenJudgeHost(python)
-            atexit.register(host.close)
-    return host.ready()

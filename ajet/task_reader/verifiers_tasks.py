@@ -7,7 +7,7 @@ task_reader:
 
 from __future__ import annotations
 
-from ajet.environment.verifiers_client import KEY, host_options, shared_host
+from ajet.environment.verifiers_client import KEY, VerifiersHost, host_options
 from ajet.schema.errors import ConfigError, TaskDataError
 from ajet.schema.task import Task
 from ajet.task_reader.task_reader_base import BaseTaskReader
@@ -31,7 +31,7 @@ class VerifiersReader(BaseTaskReader):
         env, python = host_options(self.reader_config.options)
         return [
             Task(main_query=task["query"], task_id=f"verifiers-{task['index']}", metadata={"index": task["index"]})
-            for task in shared_host(env, python).tasks(count)
+            for task in VerifiersHost.shared(env, python).tasks(count)
         ]
 
     def _count(self, name: str, default: int) -> int:

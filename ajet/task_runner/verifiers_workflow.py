@@ -6,7 +6,7 @@ Every model call goes through the gateway, so it is trained on exactly the token
 
 from __future__ import annotations
 
-from ajet.environment.verifiers_client import host_options, shared_host
+from ajet.environment.verifiers_client import VerifiersHost, host_options
 from ajet.schema.errors import EnvironmentFault, EnvironmentUnavailableError, JudgeFault
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_runner.tuner import AjetTuner
@@ -21,7 +21,7 @@ class VerifiersWorkflow(Workflow):
     name: str = "verifiers"
 
     async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
-        host = shared_host(*host_options(tuner.config.ajet.task_reader.options))
+        host = VerifiersHost.shared(*host_options(tuner.config.ajet.task_reader.options))
         access = tuner.as_oai_baseurl_apikey()
         index = int(workflow_task.task.metadata["index"])
         played = await host.play(index, access.base_url, access.api_key, access.model)

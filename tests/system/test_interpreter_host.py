@@ -93,3 +93,26 @@ def test_an_answer_to_a_request_that_is_being_cancelled(tmp_path: Path, monkeypa
         host.ask("this")
         monkeypatch.undo()
         assert host.ask("that")[1].result(10) == "that"
+
+
+class SharedHost(Host):
+    def __init__(self, program: str) -> None:
+        super().__init__(Path(program), [], sys.executable, "a.key")
+
+    def ready(self) -> None:
+        self.started()
+
+
+def test_one_is_shared_until_it_ends(tmp_path: Path) -> None:
+    program, other = tmp_path / "program.py", tmp_path / "other.py"
+    program.write_text(PROGRAM)
+    other.write_text(PROGRAM)
+    first = SharedHost.shared(str(program))
+    assert SharedHost.shared(str(program)) is first
+    second = SharedHost.shared(str(other))
+    first.close()
+    third = SharedHost.shared(str(program))
+    assert third is not first and second is not first
+    for host in (second, third):
+        assert host.ask("go")[1].result(30) == "go"
+        host.close()
