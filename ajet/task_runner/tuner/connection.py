@@ -20,15 +20,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, Protocol, TypeVar, cast
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
 from weakref import WeakKeyDictionary
 
 from ajet.gateway.gateway import answer
 from ajet.gateway.protocol import Caller
 from ajet.observe.tracing import OUTSIDE, current_place
 from ajet.schema.errors import RewardError
+from ajet.system.http_client import HttpClient
 from ajet.system.http_messages import Answer
 
 log = logging.getLogger(__name__)
@@ -301,15 +300,11 @@ def client_over(bridge: Asked, client_class: Any) -> Any:
 
 def post_reward(base_url: str, api_key: str, reward: dict[str, Any]) -> None:
     """`POST /v1/rewards`. Raises RewardError with the gateway's message."""
-    headers = {"content-type": "application/json", "authorization": f"Bearer {api_key}"}
-    request = Request(f"{base_url.rstrip('/')}/rewards", json.dumps(reward).encode(), headers, method="POST")
-    opener = build_opener(ProxyHandler({}))  # the gateway is nearby: a proxy set in the environment can't reach it
-    try:
-        opener.open(request, timeout=REWARD_TIMEOUT_S).close()
-    except HTTPError as error:
-        raise RewardError(
-            f"the gateway refused the reward: {error.code} {error.read(2000).decode(errors='replace')}"
-        ) from None
+    gateway = HttpClient(base_url, {"authorization": f"Bearer {api_key}"})
+    answer = gateway.request("POST", "/rewards", json.dumps(reward).encode(), REWARD_TIMEOUT_S)
+    if answer.status >= 300:
+        said = answer.body[:2000].decode(errors="replace")
+        raise RewardError(f"the gateway refused the reward: {answer.status} {said}")
 
 
 def _http_library(client_class: type) -> ModuleType:
