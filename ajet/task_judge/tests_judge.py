@@ -14,11 +14,10 @@ import asyncio
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from ajet.agents.task_tests import NO_BYTECODE, judge_by_tests, packed_folder, said
-from ajet.environment.sandboxes import ExecResult, Result, Sandbox, open_sandbox
+from ajet.environment.sandboxes import ExecResult, Result, Sandbox, fresh_sandbox
 from ajet.schema.errors import JudgeFault
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge, Judgement
@@ -56,17 +55,14 @@ class HarborJudge(BaseJudge):
                 f"not {verifier!r:.100}"
             )
         seconds = float(verifier.get("seconds") or sandbox.settings.exec_seconds)
-        network = "none" if sandbox.settings.network == "gateway" else sandbox.settings.network
-        apart = replace(
-            sandbox.settings,
-            network=network,
+        result = await Result.of(sandbox)
+        tests = await asyncio.to_thread(packed_folder, Path(verifier["folder"]))
+        async with fresh_sandbox(
+            sandbox,
             folders=(TESTS, LOGS),
             exec_seconds=max(seconds, sandbox.settings.exec_seconds),
             lifetime_seconds=max(2 * seconds, sandbox.settings.lifetime_seconds),
-        )
-        result = await Result.of(sandbox)
-        tests = await asyncio.to_thread(packed_folder, Path(verifier["folder"]))
-        async with open_sandbox(apart) as place:
+        ) as place:
             await result.put(place)
             unpacked = await place.exec(_UNPACK, stdin=tests)
             if unpacked.exit_code:

@@ -289,10 +289,10 @@ class Result:
 
 
 @contextlib.asynccontextmanager
-async def fresh_sandbox(like: Sandbox) -> AsyncIterator[Sandbox]:
-    """A new, empty sandbox with the same limits, and no way to the model."""
+async def fresh_sandbox(like: Sandbox, **changes: Any) -> AsyncIterator[Sandbox]:
+    """A new, empty sandbox with the same limits, but for the `changes`, and no way to the model."""
     network = "none" if like.settings.network == "gateway" else like.settings.network
-    async with open_sandbox(replace(like.settings, network=network)) as sandbox:
+    async with open_sandbox(replace(like.settings, network=network, **changes)) as sandbox:
         yield sandbox
 
 
