@@ -50,10 +50,10 @@ def check_start(config: Config) -> None:
     from ajet.task_runner.environments import find_environment, find_sandbox, load_workflow
 
     if config.ajet.task_runner.wrapper_type not in ELSEWHERE:
-        load_workflow(config, config.base_dirs)
-    load_judge(config, config.base_dirs)
-    find_environment(config, config.base_dirs)
-    find_sandbox(config, config.base_dirs)
+        load_workflow(config)
+    load_judge(config)
+    find_environment(config)
+    find_sandbox(config)
     check_formulas(config)
     _find_model(KEY, config.ajet.model.path)
 

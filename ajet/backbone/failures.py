@@ -72,7 +72,7 @@ def advice(config: Config) -> str:
         return OUTSIDE
     if where == "remote" or config.ajet.rollout.agent is not None:
         return ALL_CLIENTS + ADVICE
-    workflow = load_workflow(config, config.base_dirs)
+    workflow = load_workflow(config)
     file = getattr(sys.modules.get(workflow.__module__), "__file__", None)
     text = "" if file is None else Path(file).read_text(encoding="utf-8", errors="replace")  # None: of a notebook
     lines = [] if ENDPOINT in text else text.splitlines()  # most likely its client is given the endpoint

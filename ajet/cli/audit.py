@@ -203,7 +203,7 @@ class _Audit:
         if rollout.agent is not None and rollout.agent.type == "cli":
             self.probed.skipped = dict.fromkeys((GOLD, *WHAT), "the agent is a program, which one reply can't play")
             return None
-        judge = load_judge(self.config, self.config.base_dirs)
+        judge = load_judge(self.config)
         relative = isinstance(judge, GroupJudge) and not judge.per_episode
         gold, tasks = self._gold()
         scripts = [list(self._scripts(task, gold, tasks)) for task in tasks]

@@ -83,7 +83,7 @@ def run(argv: Sequence[str]) -> int:
 
     config = config_of(arguments)
     rows = read_scores(arguments.scores, config.ajet.task_reader.fields)
-    judge = load_judge(config, config.base_dirs)
+    judge = load_judge(config)
     if judge is None:
         return fail("the config has no judge: set ajet.task_judge.judge_type, or judge_protocol")
     with yaml_services(config):

@@ -147,10 +147,10 @@ def load(config: Config) -> Loaded:
     for name in config.ajet.trainer_common.logger if config.ajet.backbone != "debug" else ():
         if "->" in name:
             tracker_class(name, config)
-    workflow = load_workflow(config, config.base_dirs) if has_workflow(config) else None
-    judge = load_judge(config, config.base_dirs)
-    environment = find_environment(config, config.base_dirs)
-    find_sandbox(config, config.base_dirs)
+    workflow = load_workflow(config) if has_workflow(config) else None
+    judge = load_judge(config)
+    environment = find_environment(config)
+    find_sandbox(config)
     check_formulas(config)
     if config.ajet.task_runner.wrapper_type == "outside":
         return Loaded(workflow, judge, environment, [], [])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ajet.config.kinds import JUDGES, load
@@ -143,15 +142,15 @@ def has_judge(config: Config) -> bool:
     return section.judge_type in JUDGES or section.judge_protocol is not None
 
 
-def load_judge(config: Config, base_dirs: Sequence[Path] = ()) -> BaseJudge | None:
+def load_judge(config: Config) -> BaseJudge | None:
     """The judge that `task_judge.judge_type` or `judge_protocol` names. None if neither does: workflows then return
     their own reward."""
     section = config.ajet.task_judge
     if section.judge_type in JUDGES:
-        return build_judge(section.judge_type, config, base_dirs)
+        return build_judge(section.judge_type, config)
     if section.judge_protocol is None:
         return None
-    return import_judge(section.judge_protocol, config, base_dirs, JUDGE_KEY)
+    return import_judge(section.judge_protocol, config, JUDGE_KEY)
 
 
 def scored_by(config: Config) -> str:
@@ -165,15 +164,13 @@ def scored_by(config: Config) -> str:
     return f"{names} ({compared_by(section.math_verify)})" if "MathAnswerAsJudge" in names else names
 
 
-def build_judge(kind: str, config: Config, base_dirs: Sequence[Path]) -> BaseJudge:
-    judge_class = load(JUDGES, kind)
-    built = judge_class(config, base_dirs) if kind == "composite" else judge_class(config)
-    assert isinstance(built, BaseJudge)
-    return built
+def build_judge(kind: str, config: Config) -> BaseJudge:
+    judge: BaseJudge = load(JUDGES, kind)(config)
+    return judge
 
 
-def import_judge(text: str, config: Config, base_dirs: Sequence[Path], key: str) -> BaseJudge:
-    judge_class = import_class(text, BaseJudge, key=key, base_dirs=base_dirs)
+def import_judge(text: str, config: Config, key: str) -> BaseJudge:
+    judge_class = import_class(text, BaseJudge, key=key, base_dirs=config.base_dirs)
     check_method(judge_class, BaseJudge, "def compute_reward(self, workflow_task, workflow_output)", key)
     return built(judge_class, key, "config", config)
 

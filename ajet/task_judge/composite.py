@@ -11,7 +11,6 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.kinds import JUDGES
@@ -46,7 +45,7 @@ AskedLater = tuple[str, list[int], Asked]
 class CompositeJudge(GroupJudge):
     """`ajet.task_judge.parts`."""
 
-    def __init__(self, config: Config, base_dirs: Sequence[Path] = ()) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__(config)
         section = config.ajet.task_judge
         if not section.parts:
@@ -58,7 +57,7 @@ class CompositeJudge(GroupJudge):
                 f"ajet.task_judge.success_part: there is no part {section.success_part!r}; there are "
                 f"{', '.join(section.parts)}"
             )
-        self._judges = {name: _judge_of(name, config, base_dirs) for name in section.parts}
+        self._judges = {name: _judge_of(name, config) for name in section.parts}
         self._weights = {name: part.weight for name, part in section.parts.items()}
         self._success_part = section.success_part
 
@@ -148,7 +147,7 @@ def _asked(function: Callable[..., Any], *arguments: Any) -> Asked:
     return ask
 
 
-def _judge_of(name: str, config: Config, base_dirs: Sequence[Path]) -> BaseJudge:
+def _judge_of(name: str, config: Config) -> BaseJudge:
     """Build a part's judge, with the part's own block in place of the common one."""
     part = config.ajet.task_judge.parts[name]
     key = f"{KEY}.{name}.judge"
@@ -157,7 +156,7 @@ def _judge_of(name: str, config: Config, base_dirs: Sequence[Path]) -> BaseJudge
     )
     own = config.model_copy(update={"ajet": config.ajet.model_copy(update={"task_judge": section})})
     if part.judge in KINDS:
-        return build_judge(part.judge, own, base_dirs)
+        return build_judge(part.judge, own)
     if "->" not in part.judge:
         raise ConfigError(f"{key}: {part.judge!r} is none of {', '.join(KINDS)}, nor a class (`path.py->Class`)")
-    return import_judge(part.judge, own, base_dirs, key)
+    return import_judge(part.judge, own, key)

@@ -63,7 +63,7 @@ AGENT_NO_REWARD = (
 )
 
 
-def build_agent(config: Config, base_dirs: Sequence[Path] = ()) -> Agent:
+def build_agent(config: Config) -> Agent:
     settings = config.ajet.rollout.agent
     assert settings is not None
     given = {
@@ -80,7 +80,7 @@ def build_agent(config: Config, base_dirs: Sequence[Path] = ()) -> Agent:
         "parallel_tool_calls": settings.parallel_tool_calls,
     }
     try:
-        return make_agent(settings.type, {**given, **settings.options}, base_dirs)
+        return make_agent(settings.type, {**given, **settings.options}, config.base_dirs)
     except ImportPathError as error:
         raise ImportPathError(f"{AGENT_KEY}: {error}") from error
     except UserError as error:
@@ -185,7 +185,7 @@ PROGRAM_NO_REWARD = (
 OPTIONS = ("max_output_mb", "result_as", "test_command", "test_seconds")
 
 
-def build_cli_agent(config: Config, base_dirs: Sequence[Path] = ()) -> CliAgent:
+def build_cli_agent(config: Config) -> CliAgent:
     settings = config.ajet.rollout.agent
     assert settings is not None
     known = signature(CliAgent).parameters
@@ -197,7 +197,7 @@ def build_cli_agent(config: Config, base_dirs: Sequence[Path] = ()) -> CliAgent:
             )
     installed = settings.installed_in
     if installed is not None:
-        installed = str(find_named(installed, base_dirs, Path.is_dir) or installed)
+        installed = str(find_named(installed, config.base_dirs, Path.is_dir) or installed)
     try:
         return CliAgent(
             program=settings.program,
@@ -209,19 +209,19 @@ def build_cli_agent(config: Config, base_dirs: Sequence[Path] = ()) -> CliAgent:
             model_name=settings.model_name,
             system_prompt=settings.system_prompt,
             max_seconds=settings.max_seconds,
-            base_dirs=base_dirs,
+            base_dirs=config.base_dirs,
             **settings.options,
         )
     except UserError as error:
         raise type(error)(f"{AGENT_KEY}: {error}") from error
 
 
-def check_program(config: Config, settings: SandboxSettings, base_dirs: Sequence[Path] = ()) -> None:
+def check_program(config: Config, settings: SandboxSettings) -> None:
     """Look for the program in a sandbox such as episodes get. Raises AgentSettingsError that says how to install it."""
     asked = config.ajet.rollout.agent
     if asked is None or asked.type != "cli":
         return
-    agent = build_cli_agent(config, base_dirs)
+    agent = build_cli_agent(config)
     apart = replace(settings, network="none") if settings.network == "gateway" else settings
 
     async def look() -> None:

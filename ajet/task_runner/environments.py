@@ -56,10 +56,10 @@ def environment_settings(config: Config) -> EnvironmentSettings | None:
     return None
 
 
-def find_environment(config: Config, base_dirs: Sequence[Path] = ()) -> EnvironmentSource | None:
+def find_environment(config: Config) -> EnvironmentSource | None:
     """The source of the episodes' environments; None if they have none. Raises a `UserError`."""
     settings = environment_settings(config)
-    return None if settings is None else find_source(settings, base_dirs)
+    return None if settings is None else find_source(settings, config.base_dirs)
 
 
 def enter(leased: LeasedEnvironment, workflow_task: WorkflowTask) -> None:
@@ -105,7 +105,7 @@ BEYOND_THE_EPISODE_S = 60.0
 """How much longer than its episode a sandbox may live. The episode destroys it; this limit is the last resort."""
 
 
-def sandbox_settings(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxSettings | None:
+def sandbox_settings(config: Config) -> SandboxSettings | None:
     """The settings of `rollout.sandbox`. None: episodes have no sandbox. Raises `SandboxError`."""
     asked = config.ajet.rollout.sandbox
     if asked is None:
@@ -113,9 +113,9 @@ def sandbox_settings(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxS
     episode_s = config.ajet.rollout.episode_timeout
     agent = config.ajet.rollout.agent
     program = agent is not None and agent.type == "cli"
-    shown = [_found(folder, base_dirs) for folder in asked.read_only]
+    shown = [_found(folder, config.base_dirs) for folder in asked.read_only]
     if agent is not None and agent.installed_in is not None and asked.kind == "bubblewrap":
-        shown.append(_found(agent.installed_in, base_dirs, "ajet.rollout.agent.installed_in"))
+        shown.append(_found(agent.installed_in, config.base_dirs, "ajet.rollout.agent.installed_in"))
     return SandboxSettings(
         kind=asked.kind,
         network=asked.network or ("host" if asked.kind == "none" else "gateway" if program else "none"),
@@ -132,9 +132,9 @@ def sandbox_settings(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxS
     )
 
 
-def find_sandbox(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxSettings | None:
+def find_sandbox(config: Config) -> SandboxSettings | None:
     """The same, and raises `SandboxError` if this machine can't make it."""
-    settings = sandbox_settings(config, base_dirs)
+    settings = sandbox_settings(config)
     if settings is not None:
         try:
             check_sandbox(settings)
@@ -143,7 +143,7 @@ def find_sandbox(config: Config, base_dirs: Sequence[Path] = ()) -> SandboxSetti
         if config.ajet.rollout.agent is not None:
             from ajet.task_runner.agent_workflow import check_program
 
-            check_program(config, settings, base_dirs)
+            check_program(config, settings)
     return settings
 
 
@@ -200,11 +200,12 @@ class LeasedSandbox:
 WORKFLOW_KEY = "ajet.rollout.user_workflow"
 
 
-def load_workflow(config: Config, base_dirs: Sequence[Path] = ()) -> type[Workflow]:
+def load_workflow(config: Config) -> type[Workflow]:
     """The class that `rollout.user_workflow` names, or one that runs `rollout.agent`. Raises a `UserError`."""
     rollout = config.ajet.rollout
     if rollout.agent is None:
-        workflow_class = import_class(rollout.user_workflow or "", Workflow, key=WORKFLOW_KEY, base_dirs=base_dirs)
+        named = rollout.user_workflow or ""
+        workflow_class = import_class(named, Workflow, key=WORKFLOW_KEY, base_dirs=config.base_dirs)
         check_method(workflow_class, Workflow, "async def execute(self, workflow_task, tuner)", WORKFLOW_KEY)
         try:
             inspect.signature(workflow_class).bind(name="")
@@ -216,4 +217,4 @@ def load_workflow(config: Config, base_dirs: Sequence[Path] = ()) -> type[Workfl
         return workflow_class
     from ajet.task_runner.agent_workflow import build_agent, build_cli_agent, workflow_of
 
-    return workflow_of((build_cli_agent if rollout.agent.type == "cli" else build_agent)(config, base_dirs))
+    return workflow_of((build_cli_agent if rollout.agent.type == "cli" else build_agent)(config))

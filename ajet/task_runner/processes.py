@@ -24,7 +24,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -149,8 +148,11 @@ class WorkerProcess:
 class WorkerProcesses:
     """The fork server's workers: a new one for each attempt, or, if they stay, one that has ended its last."""
 
-    def __init__(self, config: Config, base_dirs: Sequence[Path]) -> None:
-        self._setup = {"config": config.model_dump(mode="json"), "base_dirs": [str(folder) for folder in base_dirs]}
+    def __init__(self, config: Config) -> None:
+        self._setup = {
+            "config": config.model_dump(mode="json"),
+            "yaml_path": None if config.yaml_path is None else str(config.yaml_path),
+        }
         self._stay = config.ajet.task_runner.process_lifetime == "run"
         self._idle: list[WorkerProcess] = []
         self._clearing: set[asyncio.Task[None]] = set()
@@ -216,9 +218,9 @@ class WorkerProcesses:
 class ProcessRunner:
     """Runs attempts in processes. A crash, a hang or `os._exit` ends only that attempt."""
 
-    def __init__(self, config: Config, sessions: SessionProvider, base_dirs: Sequence[Path] = ()) -> None:
+    def __init__(self, config: Config, sessions: SessionProvider) -> None:
         self.sessions = sessions
-        self.workers = WorkerProcesses(config, base_dirs)
+        self.workers = WorkerProcesses(config)
         self._world = environment_settings(config)
         self._service = find_source(self._world) if self._world is not None and self._world.url is not None else None
         """The service at which a killed worker's instances are ended. All other environments end with their process."""
@@ -362,7 +364,7 @@ async def serve_attempt(server: ForkServer, channel: socket.socket) -> None:
     if server.environments is not None:
         environment = LeasedEnvironment(server.environments, workflow_task.task, workflow_task.episode_uuid, tell)
     try:
-        judge = load_judge(server.config, server.base_dirs)
+        judge = load_judge(server.config)
     except Exception as error:  # noqa: BLE001 - the judge's constructor is user code
         result = WorkflowResult(failure=describe(error), failed_in="judge")
     else:
@@ -392,13 +394,14 @@ class ForkServer(ForkingServer):
     def __init__(self, control: socket.socket, setup: dict[str, Any]) -> None:
         super().__init__(control)
         self.config = Config.model_validate(setup["config"])
-        self.base_dirs = [Path(folder) for folder in setup["base_dirs"]]
-        self.workflow_class = load_workflow(self.config, self.base_dirs)
+        if setup["yaml_path"] is not None:
+            self.config.remember_source(Path(setup["yaml_path"]))
+        self.workflow_class = load_workflow(self.config)
         judge = self.config.ajet.task_judge.judge_protocol
         if judge is not None:
-            import_class(judge, BaseJudge, key=JUDGE_KEY, base_dirs=self.base_dirs)
-        self.environments = find_environment(self.config, self.base_dirs)
-        self.sandboxes = find_sandbox(self.config, self.base_dirs)
+            import_class(judge, BaseJudge, key=JUDGE_KEY, base_dirs=self.config.base_dirs)
+        self.environments = find_environment(self.config)
+        self.sandboxes = find_sandbox(self.config)
         from ajet.task_runner.tuner.clients import rehearse  # it loads the clients' libraries: nothing for the parent
 
         rehearse()

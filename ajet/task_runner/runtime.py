@@ -240,7 +240,7 @@ class Runtime:
         self._service.start()
         if self.config.ajet.helper.model is not None:
             HelperModel.from_config(self.config).endpoint()  # a missing one ends the run here
-        wrapper, base_dirs = self.config.ajet.task_runner.wrapper_type, self.config.base_dirs
+        wrapper = self.config.ajet.task_runner.wrapper_type
         isolated = wrapper == "multi-processing"
         if isolated and debugging():
             log.warning("debugging: the workflow runs in a thread of this process, where breakpoints can stop it")
@@ -249,15 +249,15 @@ class Runtime:
             from ajet.task_runner.processes import ProcessRunner
 
             # first, so that the server imports the user's code on another core while this process loads the model
-            self.attempts = ProcessRunner(self.config, self, base_dirs)
+            self.attempts = ProcessRunner(self.config, self)
             if self.config.ajet.task_judge.judge_type != "customized_protocol":
-                self._judge = load_judge(self.config, base_dirs)  # ours: what is wrong with it ends the run
+                self._judge = load_judge(self.config)  # ours: what is wrong with it ends the run
         self._loader.start()
         self._loader.loaded.add_done_callback(self._watch_engine)
         if wrapper != "outside":
             self.run(self.gateway.start())
         if not isolated:
-            self._judge = load_judge(self.config, base_dirs)
+            self._judge = load_judge(self.config)
         if wrapper == "remote":
             from ajet.task_runner.remote import RemoteRunner  # and the whole store, which other runs don't need
 
@@ -278,17 +278,16 @@ class Runtime:
             self.external.say_how(self.gateway.base_url)
 
     def _thread_runner(self) -> ThreadRunner:
-        base_dirs = self.config.base_dirs
-        workflow_class = load_workflow(self.config, base_dirs)
+        workflow_class = load_workflow(self.config)
         threads = EpisodeThreads(collect_garbage=self.config.ajet.task_runner.wrapper_type == "asyncio-with-gc")
-        environments = find_environment(self.config, base_dirs)
-        sandboxes = find_sandbox(self.config, base_dirs)
+        environments = find_environment(self.config)
+        sandboxes = find_sandbox(self.config)
         return ThreadRunner(workflow_class, self._judge, self, threads, environments, sandboxes)
 
     def _late_judge(self) -> LateJudge:
         """Load a judge that decides later. With isolated workflows, one of the user's is imported when it is needed."""
         return LateJudge(
-            lambda: self._judge or self._prepared(load_judge(self.config, self.config.base_dirs)),
+            lambda: self._judge or self._prepared(load_judge(self.config)),
             self.config.ajet.rollout,
         )
 

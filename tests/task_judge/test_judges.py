@@ -121,7 +121,9 @@ def test_an_environment_service_judges(raw: float, judged: tuple[float, bool]) -
 
 def test_the_judge_of_a_config(tmp_path: Path) -> None:
     def load(**keys: Any) -> BaseJudge | None:
-        return load_judge(make_config({f"task_judge.{key}": value for key, value in keys.items()}), [tmp_path])
+        config = make_config({f"task_judge.{key}": value for key, value in keys.items()})
+        config.remember_source(tmp_path / "run.yaml")
+        return load_judge(config)
 
     assert load() is None
     loaded = load(judge_protocol="ajet.task_judge.math_answer_as_judge->MathAnswerAsJudge")

@@ -82,7 +82,7 @@ def agent_file(folder: Path, name: str) -> str:
 def workflow_of(folder: Path, name: str) -> type[Workflow]:
     from ajet.task_runner.environments import load_workflow
 
-    return load_workflow(make_config({"rollout.user_workflow": agent_file(folder, name)}), [])
+    return load_workflow(make_config({"rollout.user_workflow": agent_file(folder, name)}))
 
 
 def test_in_threads(tmp_path: Path) -> None:

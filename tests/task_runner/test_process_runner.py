@@ -91,7 +91,7 @@ class Agent(Workflow):
         if act == "where" or act.startswith("leave"):
             return WorkflowOutput(reward=1, metadata={"pid": os.getpid(), "random": random.random(),
                 "heavy": sorted({"torch", "transformers"} & set(sys.modules)), "when": object(),
-                "size": tuner.config.frozen_lake.size})
+                "size": tuner.config.frozen_lake.size, "yaml": str(tuner.config.yaml_path)})
         if act.startswith("judge"):
             return WorkflowOutput(metadata={"act": act})
         client = tuner.as_raw_openai_sdk_client()
@@ -151,6 +151,7 @@ def play(
 
     async def main() -> None:
         config = make_config(keys, frozen_lake={"size": 8})
+        config.remember_source(folder / "run.yaml")
         sessions = SmallProvider(config, LineEngine(*(lines or ("hello",))))
         attempts = ProcessRunner(config, sessions)
         try:
@@ -282,7 +283,7 @@ def test_workers_are_fresh_light_and_see_the_users_config(tmp_path: Path) -> Non
         assert one.metadata["pid"] != two.metadata["pid"]
         assert one.metadata["random"] != two.metadata["random"]
         assert one.metadata["heavy"] == []
-        assert one.metadata["size"] == 8
+        assert one.metadata["size"] == 8 and one.metadata["yaml"] == str(tmp_path / "run.yaml")
         assert one.metadata["when"].startswith("<object object")
 
     play(tmp_path, scene)

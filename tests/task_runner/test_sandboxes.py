@@ -151,9 +151,10 @@ def test_text_is_the_kind_and_folders_are_found(tmp_path: Path) -> None:
     settings = sandbox_settings(make_config({"rollout.sandbox": "docker"}))
     assert settings is not None and settings.kind == "docker" and settings.network == "none"
     assert settings.lifetime_seconds == 1260
-    box = {"read_only": ["data"], "kind": "none"}
-    settings = sandbox_settings(make_config({"rollout.sandbox": box}), [tmp_path])
+    config = make_config({"rollout.sandbox": {"read_only": ["data"], "kind": "none"}})
+    config.remember_source(tmp_path / "run.yaml")
+    settings = sandbox_settings(config)
     assert settings is not None and settings.read_only == (str(tmp_path / "data"),) and settings.network == "host"
     with pytest.raises(SandboxError, match=r"rollout.sandbox.read_only: there is no folder 'date'"):
-        sandbox_settings(make_config({"rollout.sandbox": {"read_only": ["date"]}}), [tmp_path])
+        sandbox_settings(make_config({"rollout.sandbox": {"read_only": ["date"]}}))
     assert sandbox_settings(make_config({})) is None
