@@ -9,8 +9,8 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -52,14 +52,9 @@ class EmittedSpans:
         episode_id = workflow_task.episode_uuid or "episode"
         self._recording = Recording(self._sink.add, episode_id, episode_id.partition(".")[0])
 
-    @contextmanager
-    def recorded(self) -> Iterator[None]:
+    def recorded(self) -> AbstractContextManager[Any]:
         """Within this, user code may emit."""
-        if self._recording is None:
-            yield
-            return
-        with self._recording.active():
-            yield
+        return nullcontext() if self._recording is None else self._recording.active()
 
     def give_reward(self, result: WorkflowResult) -> None:
         """The last reward that was emitted is the workflow's, if it returned none."""
@@ -306,12 +301,12 @@ class RunningAttempt(Protocol):
 
     @property
     def environment(self) -> EnvironmentRecord | None:
-        """What its environment was asked so far; None without an environment."""
-        ...
+        """What its environment was asked so far; None without an environment, or if it isn't known here."""
+        return None
 
     async def where(self) -> str:
-        """The stack of the user's code, to report when the deadline passes."""
-        ...
+        """The stack of the user's code, to report when the deadline passes; empty if it isn't known here."""
+        return ""
 
     def release(self) -> None:
         """End whatever still runs of the attempt. Returns at once."""

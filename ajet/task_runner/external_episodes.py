@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ajet.schema.episode import EnvironmentRecord, Episode, EpisodeGroup, EpisodeStatus, Failure
+from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus, Failure
 from ajet.schema.errors import ConfigError, EngineOverloadedError, InvalidRequestError, SessionClosedError
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
@@ -65,10 +65,8 @@ class ExternalRunner:
         await self.judge.aclose()
 
 
-class OutsideAttempt:
+class OutsideAttempt(RunningAttempt):
     """One attempt, from the first request to the last."""
-
-    environment: EnvironmentRecord | None = None
 
     def __init__(self, runner: ExternalRunner, attempt: AttemptHandle) -> None:
         self._runner = runner
@@ -89,9 +87,6 @@ class OutsideAttempt:
         result = await self._end
         await self._runner.judge.decide(result, self._attempt)
         return result
-
-    async def where(self) -> str:
-        return ""
 
     def release(self) -> None:
         self._runner.forget(self._episode_id)

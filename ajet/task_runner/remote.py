@@ -28,7 +28,7 @@ from pydantic import ValidationError
 
 from ajet.config import Config
 from ajet.gateway.gateway import EpisodeKey
-from ajet.schema.episode import EnvironmentRecord, Failure
+from ajet.schema.episode import Failure
 from ajet.schema.errors import EngineError, RewardError
 from ajet.schema.printable import is_secret_key, is_secret_variable
 from ajet.schema.task import WorkflowTask
@@ -174,9 +174,7 @@ class RemoteRunner:
         return {**access, "any_host": any_host}
 
 
-class _RemoteAttempt:
-    environment: EnvironmentRecord | None = None
-
+class _RemoteAttempt(RunningAttempt):
     def __init__(self, runner: RemoteRunner, attempt: AttemptHandle) -> None:
         self.ticket = uuid.uuid4().hex
         self.rollout_id: str | None = None
@@ -226,9 +224,6 @@ class _RemoteAttempt:
 
     async def _opened(self, targets: list[str] | None) -> EpisodeKey:
         return await self._runner.sessions.access(await self._attempt.open_session(targets))
-
-    async def where(self) -> str:
-        return ""
 
     def release(self) -> None:
         self._claimed()
