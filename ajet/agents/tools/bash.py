@@ -10,7 +10,6 @@ import asyncio
 import posixpath
 import secrets
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +24,6 @@ from ajet.agents.tools.tool import (
     shorten,
 )
 from ajet.environment.sandboxes import ExecResult, Sandbox
-
-OnText = Callable[[str], None]
 
 COMMAND_BYTES = 120_000
 """Linux takes no argument of 128 KiB."""
@@ -48,9 +45,8 @@ class Bash:
         timeout: float = 60.0,
         output_chars: int = 16_000,
         cwd: str = "",
-        on_output: OnText | None = None,
     ) -> None:
-        """`timeout`: the longest that a command may run; `on_output` is shown output as it comes."""
+        """`timeout`: the longest that a command may run."""
         self.name = name
         self.description = (
             "Run a shell command and see what it prints, and its exit code. The working directory and exported "
@@ -73,12 +69,11 @@ class Bash:
         self._timeout = timeout
         self._output_chars = output_chars
         self._cwd = cwd
-        self._on_output = on_output
 
     async def open(self, context: ToolContext) -> OpenTool:
         sandbox = need_sandbox(context, f"tool {self.name!r}")
         folder = posixpath.join(sandbox.workspace, self._cwd)
-        return _OpenBash(sandbox, folder, self._timeout, self._output_chars, self._on_output)
+        return _OpenBash(sandbox, folder, self._timeout, self._output_chars)
 
 
 def need_sandbox(context: ToolContext, who: str) -> Sandbox:
@@ -94,14 +89,11 @@ def need_sandbox(context: ToolContext, who: str) -> Sandbox:
 class _OpenBash:
     """One episode's shell."""
 
-    def __init__(
-        self, sandbox: Sandbox, folder: str, timeout: float, output_chars: int, on_output: OnText | None
-    ) -> None:
+    def __init__(self, sandbox: Sandbox, folder: str, timeout: float, output_chars: int) -> None:
         self._sandbox = sandbox
         self._folder = folder
         self._timeout = timeout
         self._output_chars = output_chars
-        self._on_output = on_output
         self._state = f"/tmp/.shell-{secrets.token_hex(6)}"
         self._turn = asyncio.Lock()
 
@@ -109,13 +101,8 @@ class _OpenBash:
         if len(arguments["command"].encode("utf-8", "replace")) > COMMAND_BYTES:
             return ToolResult(TOO_LONG, success=False)
         timeout = min(float(arguments.get("timeout", self._timeout)), self._timeout)
-        show = self._on_output
         async with self._turn:
-            result = await self._sandbox.exec(
-                self._script(arguments["command"]),
-                timeout=timeout,
-                on_output=None if show is None else lambda chunk: show(chunk.decode("utf-8", "replace")),
-            )
+            result = await self._sandbox.exec(self._script(arguments["command"]), timeout=timeout)
             await self._remember()
         stopped = f"[stopped after {timeout:g} s; what it printed until then is above]"
         output = _shown(result, stopped, self._output_chars) or "[no output]"

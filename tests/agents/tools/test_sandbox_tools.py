@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.agents.tools import ToolContext, ToolResult, Toolset, ToolSetupError, make_tools
-from ajet.agents.tools.bash import Bash
 from ajet.environment.sandboxes import Sandbox, SandboxSettings, open_sandbox
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
@@ -102,16 +101,6 @@ def test_bash_says_what_went_wrong() -> None:
         assert "NUL" in (await call("bash", command="echo \0")).output
 
     using(["bash"], use)
-
-
-def test_bash_streams() -> None:
-    seen: list[str] = []
-
-    async def use(call: Call, sandbox: Sandbox) -> None:
-        await call("bash", command="echo one; echo two")
-
-    using([Bash(on_output=seen.append)], use)
-    assert "".join(seen) == "one\ntwo\n"
 
 
 # ------------------------------------------------------------ python
