@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from ajet.config.problems import Condition, ContradictionRule
+from ajet.config.rollout import FOR_PROGRAMS, NOT_FOR_PROGRAMS
 from ajet.config.root import AjetConfig
 
-FOR_PROGRAMS = ("program", "command", "setup", "env", "files", "installed_in", "model_name")
-NOT_FOR_PROGRAMS = (
-    "tools", "format", "max_steps", "max_tokens", "max_output_chars", "when_full", "parallel_tool_calls"
-)  # fmt: skip
-"""Keys of `rollout.agent`."""
 NEED_SANDBOX = {"bash", "file_editor", "python", "search"}
 """The ready tools that work in the episode's sandbox."""
 RUNNER = "task_runner.wrapper_type"

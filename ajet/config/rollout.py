@@ -75,6 +75,12 @@ class AgentConfig(Section):
     `ajet-cli`."""
 
 
+FOR_PROGRAMS = ("program", "command", "setup", "env", "files", "installed_in", "model_name")
+NOT_FOR_PROGRAMS = (
+    "tools", "format", "max_steps", "max_tokens", "max_output_chars", "when_full", "parallel_tool_calls"
+)  # fmt: skip
+FOR_BOTH = ("system_prompt", "max_seconds")
+"""Keys of `rollout.agent`: what `type: cli` takes, what all others take, and what each of them does."""
 OutputCheck = Literal["nonsense", "non_ascii", "format_type_1", "wrong_toolcall"]
 
 

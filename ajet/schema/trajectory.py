@@ -168,11 +168,18 @@ class Trajectory:
         return self.status is TrajectoryStatus.COMPLETED
 
     @property
+    def final_answer(self) -> str | None:
+        """None if something ended the run before there was one."""
+        answers = [step.content for step in self.steps if step.step_type is StepType.FINAL_ANSWER]
+        return answers[-1] if answers else None
+
+    @property
     def final_response(self) -> str:
         """The final answer, or else the model's last text."""
-        answers = [step for step in self.steps if step.step_type is StepType.FINAL_ANSWER]
-        written = answers or [step for step in self.steps if step.role == "assistant" and step.content]
-        return written[-1].content if written else ""
+        if self.final_answer is not None:
+            return self.final_answer
+        written = [step.content for step in self.steps if step.role == "assistant" and step.content]
+        return written[-1] if written else ""
 
     @property
     def usage(self) -> Usage:

@@ -20,6 +20,7 @@ from ajet.agents.cli_agent import CliAgent, CliRun, ModelAddress
 from ajet.agents.run import AgentSettingsError
 from ajet.agents.tools import ToolContext
 from ajet.config import Config
+from ajet.config.rollout import FOR_BOTH, FOR_PROGRAMS, NOT_FOR_PROGRAMS
 from ajet.environment.environment import NOTHING_OBSERVED, StepResult, observation_messages, observation_text
 from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxSettings, open_sandbox
@@ -66,19 +67,9 @@ AGENT_NO_REWARD = (
 def build_agent(config: Config) -> Agent:
     settings = config.ajet.rollout.agent
     assert settings is not None
-    given = {
-        "name": "" if "->" in settings.type else settings.type,
-        "system_prompt": settings.system_prompt,
-        "tools": settings.tools,
-        "format": settings.format,
-        "max_steps": settings.max_steps,
-        "max_tokens": settings.max_tokens,
-        "max_seconds": settings.max_seconds,
-        "max_output_chars": settings.max_output_chars,
-        "context_tokens": config.ajet.rollout.max_model_len,
-        "when_full": settings.when_full,
-        "parallel_tool_calls": settings.parallel_tool_calls,
-    }
+    given = {key: settings[key] for key in (*NOT_FOR_PROGRAMS, *FOR_BOTH)}
+    given["name"] = "" if "->" in settings.type else settings.type
+    given["context_tokens"] = config.ajet.rollout.max_model_len
     try:
         return make_agent(settings.type, {**given, **settings.options}, config.base_dirs)
     except ImportPathError as error:
@@ -127,7 +118,7 @@ class AgentWorkflow(Workflow):
 
 def output_of(trajectory: Trajectory) -> WorkflowOutput:
     """What a judge is given. Without an answer, what the model said last, as where a limit ends any other workflow."""
-    answer = _answer(trajectory)
+    answer = trajectory.final_answer
     ends = {"final_answer": answer, "stop_reason": str(trajectory.stop_reason)}
     if answer is None and trajectory.calls:
         ends["last_reply"] = trajectory.calls[-1].reply.get("content") or ""
@@ -139,7 +130,7 @@ def reward_of(trajectory: Trajectory, task: Task) -> tuple[float, bool | None] |
     if trajectory.reward is not None:
         return trajectory.reward, trajectory.is_success
     if task.metadata.get("answer") is not None:
-        return _compared(_answer(trajectory), task)
+        return _compared(trajectory.final_answer, task)
     if any(step.reward_score is not None for step in trajectory.steps):
         return trajectory.tool_reward, None
     return None
@@ -160,12 +151,6 @@ def _reward_calls(trajectory: Trajectory, tuner: AjetTuner) -> None:
             by_call[step.call] = by_call.get(step.call, 0.0) + step.reward_score
     for call, reward in by_call.items():
         tuner.reward(reward, call=trajectory.calls[call].reply_id)
-
-
-def _answer(trajectory: Trajectory) -> str | None:
-    """The final answer; None if a limit ended the run before there was one."""
-    answers = [step.content for step in trajectory.steps if step.step_type is StepType.FINAL_ANSWER]
-    return answers[-1] if answers else None
 
 
 def _metrics(trajectory: Trajectory) -> dict[str, float]:
@@ -195,23 +180,11 @@ def build_cli_agent(config: Config) -> CliAgent:
             raise AgentSettingsError(
                 f"{AGENT_KEY}.options: type cli has no option {option!r}; options: {', '.join(OPTIONS)}{hint}"
             )
-    installed = settings.installed_in
-    if installed is not None:
-        installed = str(find_named(installed, config.base_dirs, Path.is_dir) or installed)
+    given = {key: settings[key] for key in (*FOR_PROGRAMS, *FOR_BOTH)}
+    if (folder := settings.installed_in) is not None:
+        given["installed_in"] = str(find_named(folder, config.base_dirs, Path.is_dir) or folder)
     try:
-        return CliAgent(
-            program=settings.program,
-            command=settings.command,
-            setup=settings.setup,
-            env=settings.env,
-            files=settings.files,
-            installed_in=installed,
-            model_name=settings.model_name,
-            system_prompt=settings.system_prompt,
-            max_seconds=settings.max_seconds,
-            base_dirs=config.base_dirs,
-            **settings.options,
-        )
+        return CliAgent(base_dirs=config.base_dirs, **given, **settings.options)
     except UserError as error:
         raise type(error)(f"{AGENT_KEY}: {error}") from error
 
