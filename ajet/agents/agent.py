@@ -379,7 +379,7 @@ class Agent:
         return FORMATS[name]()
 
 
-KINDS: Mapping[type, str] = {str: "text", bool: "true or false", int: "a whole number", Mapping: "a mapping"}
+KINDS: Mapping[type, str] = {str: "text", bool: "true or false", Mapping: "a mapping"}
 
 
 def check_kind(key: str, value: Any, kind: type) -> None:

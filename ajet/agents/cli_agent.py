@@ -19,7 +19,7 @@ from typing import Any
 
 from ajet.agents.model_function import text_of
 from ajet.agents.reply_format import prompt_messages
-from ajet.agents.run import AgentSettingsError
+from ajet.agents.run import AgentSettingsError, check_above_zero
 from ajet.agents.task_tests import NO_BYTECODE, Verdict, bring_files, judge_by_tests, said
 from ajet.config.kinds import CLI_PROGRAMS, load, nearest_name
 from ajet.environment.sandboxes import ExecResult, Sandbox, SandboxError
@@ -230,8 +230,10 @@ class CliAgent:
         self.max_seconds = max_seconds
         self.test_command = test_command
         self.result_as = result_as
-        self.test_seconds = _above_zero("test_seconds", test_seconds)
-        self.max_output_bytes = int(_above_zero("max_output_mb", max_output_mb) * 1e6)
+        check_above_zero("test_seconds", test_seconds, whole=False)
+        check_above_zero("max_output_mb", max_output_mb, whole=False)
+        self.test_seconds = test_seconds
+        self.max_output_bytes = int(max_output_mb * 1e6)
         self.base_dirs = base_dirs
 
     @property
@@ -334,12 +336,6 @@ class CliAgent:
         where = self.installed_in
         places = "" if where is None else f"{where}/node_modules/.bin:{where}/bin:{where}"
         return ["/bin/sh", "-c", ENTER, "sh", places, *line]
-
-
-def _above_zero(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise AgentSettingsError(f"{name}: {value!r} is not allowed: give a number above 0")
-    return float(value)
 
 
 class _TooMuchOutputError(Exception):

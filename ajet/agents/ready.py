@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 
 from ajet.agents.agent import Agent, check_kind
 from ajet.agents.model_function import Message
-from ajet.agents.run import AgentNameTakenError, AgentRun, AgentSettingsError
+from ajet.agents.run import AgentNameTakenError, AgentRun, AgentSettingsError, check_above_zero
 from ajet.agents.task_tests import ResultAs, bring_files, judge_by_tests, run_command, said
 from ajet.agents.tools import make_tools
 from ajet.agents.tools.bash import need_sandbox
@@ -94,11 +94,9 @@ class CodingAgent(Agent):
         super().__init__(tools=tools or TOOLS, parallel_tool_calls=parallel_tool_calls, **settings)
         check_kind("test_command", test_command, str)
         check_kind("stop_when_tests_pass", stop_when_tests_pass, bool)
-        check_kind("max_attempts", max_attempts, int)
+        check_above_zero("max_attempts", max_attempts)
         if result_as not in get_args(ResultAs):
             raise AgentSettingsError(f"result_as: {result_as!r} is not one of {', '.join(get_args(ResultAs))}")
-        if max_attempts < 1:
-            raise AgentSettingsError(f"max_attempts: {max_attempts} is not allowed: give a number from 1 on")
         self.test_command = test_command
         self.result_as = result_as
         self.stop_when_tests_pass = stop_when_tests_pass

@@ -278,6 +278,12 @@ class AgentNameTakenError(AgentSettingsError, ValueError):
     """There is an agent of this name already."""
 
 
+def check_above_zero(key: str, value: Any, *, whole: bool = True) -> None:
+    """Raises AgentSettingsError for a setting that is no number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not value > 0:
+        raise AgentSettingsError(f"{key}: {value!r} is not allowed: give a {'whole ' * whole}number above 0")
+
+
 @dataclass(frozen=True, slots=True)
 class AgentLimits:
     """Where a run of an agent ends, whatever the model does. None: no limit."""
@@ -292,11 +298,8 @@ class AgentLimits:
 
     def __post_init__(self) -> None:
         for entry in fields(self):
-            value = getattr(self, entry.name)
-            kind = float | int if entry.name == "max_seconds" else int
-            if value is not None and not (isinstance(value, kind) and not isinstance(value, bool) and value > 0):
-                what = "number" if entry.name == "max_seconds" else "whole number"
-                raise AgentSettingsError(f"{entry.name}: {value!r} is not allowed: give a {what} above 0")
+            if (value := getattr(self, entry.name)) is not None:
+                check_above_zero(entry.name, value, whole=entry.name != "max_seconds")
 
 
 WhenFull = Literal["drop", "summarise", "stop"]
@@ -326,8 +329,8 @@ class ContextWindow:
     def __post_init__(self) -> None:
         if self.when_full not in get_args(WhenFull):
             raise AgentSettingsError(f"when_full: {self.when_full!r} is not one of {', '.join(get_args(WhenFull))}")
-        if self.tokens is not None and self.tokens < 1:
-            raise AgentSettingsError(f"context_tokens: {self.tokens} is not allowed: give a number above 0")
+        if self.tokens is not None:
+            check_above_zero("context_tokens", self.tokens, whole=False)
 
     def is_full(self, prompt_tokens: int) -> bool:
         """Whether a prompt of about this size leaves too little room."""

@@ -62,7 +62,7 @@ def test_tests_that_the_agent_changed_do_not_count() -> None:
         ("test_command", ["pytest"], "give text"),
         ("stop_when_tests_pass", "false", "give true or false"),
         ("max_attempts", "3", "give a whole number"),
-        ("max_attempts", 0, "give a number from 1 on"),
+        ("max_attempts", 0, "give a whole number above 0"),
         ("result_as", "folder", "is not one of modules, files"),
     ],
 )
