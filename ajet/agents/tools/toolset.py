@@ -45,8 +45,6 @@ from ajet.schema.errors import EnvironmentFault
 
 log = logging.getLogger(__name__)
 
-ARGUMENT_CHARS = 4_000_000
-"""A call with longer arguments is refused before it is parsed."""
 PROBLEMS_SHOWN = 5
 """The most problems with one call's arguments that are reported to the model."""
 
@@ -211,8 +209,6 @@ def parse_arguments(arguments: str | dict[str, Any]) -> Arguments:
         return arguments
     if not isinstance(arguments, str):
         raise ValueError(f"the arguments must be a JSON object, not {type(arguments).__name__}")
-    if len(arguments) > ARGUMENT_CHARS:
-        raise ValueError(f"the arguments have {len(arguments)} characters; at most {ARGUMENT_CHARS} are accepted")
     if not arguments.strip():
         return {}
     try:

@@ -107,7 +107,6 @@ def test_schemas_are_openais() -> None:
         ('{"text": "a", "time": 3}', "it has no argument 'time'"),
         ('{"text": "a", "times": NaN}', "NaN is not valid JSON"),
         ("[" * 100_000, "nested too deeply"),
-        ('{"text": "' + "a" * 5_000_000 + '"}', "at most"),
         ('{"text": "a", "times": ' + "9" * 5000 + "}", "value has 5000 digits"),
         (5, "must be a JSON object, not int"),
     ],
