@@ -247,8 +247,7 @@ class _UserFile(SourceFileLoader):
     """Runs a user's file with its folder first on `sys.path`."""
 
     def exec_module(self, module: ModuleType) -> None:
-        file = Path(self.path)
-        with _first_on_path(file.parent), _errors_named(self.path, file):
+        with _first_on_path(Path(self.path).parent), _errors_named(self.path):
             super().exec_module(module)
 
 
@@ -294,7 +293,7 @@ def _load_module(name: str, base_dirs: Sequence[str | Path]) -> ModuleType:
         home = _home_of_module(name.partition(".")[0], folders)
     for folder in folders:
         _last_on_path(folder)
-    with _first_on_path(home), _errors_named(name, None):
+    with _first_on_path(home), _errors_named(name):
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -330,7 +329,7 @@ def _neighbours(missing: str, folders: Sequence[Path]) -> str:
 
 
 @contextmanager
-def _errors_named(place: str, file: Path | None) -> Iterator[None]:
+def _errors_named(place: str) -> Iterator[None]:
     """Turn any exception from a user's module during import into an error that names the line. The run's relative
     paths hold afterwards: a module that changes the working directory has it put back."""
     importing_before = importing()
@@ -350,7 +349,7 @@ def _errors_named(place: str, file: Path | None) -> Iterator[None]:
     # a user's module may raise anything during its import, even call `sys.exit()`
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if file is not None and frame.filename == str(file)]
+        own = [frame for frame in frames if frame.filename == place]
         where = own or [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
         at = f"{where[-1].filename}:{where[-1].lineno}: " if where else ""
         hint = ""
