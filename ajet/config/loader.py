@@ -32,7 +32,6 @@ from ajet.schema.errors import ConfigError, ImportPathError
 from ajet.schema.printable import encodable, printable
 from ajet.schema.user_code import find_file, find_named, holds, likely_places, looked_in, neighbours, split_import_path
 
-LONGEST_SHOWN = 300
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 """`name` or `owner/name`; anything with more slashes can only be a folder."""
 
@@ -132,11 +131,7 @@ def _existing(ajet: AjetConfig, path: KeyPath, folder: Path, is_there: Callable[
     fix = f"did you mean `{given.with_name(near)}`?" if near else f"looked in {looked_in(text, [folder])}"
     if find_named(text, [folder]) is not None:
         fix = "it is a folder: name a file in it" if kind == "file" else "name the folder, not a file"
-    yield Problem(("ajet", *path), f"no {kind} {_named(text)}", fix)
-
-
-def _named(path: str) -> str:
-    return repr(path) if len(path) <= LONGEST_SHOWN else f"{path[:LONGEST_SHOWN]!r}…"
+    yield Problem(("ajet", *path), f"no {kind} {text!r:.300}", fix)
 
 
 def _model_folder(ajet: AjetConfig, path: KeyPath, folder: Path) -> Iterator[Problem]:
@@ -176,7 +171,7 @@ def _folder_or_hub(ajet: AjetConfig, path: KeyPath, folder: Path) -> Iterator[Pr
         _put(ajet, path, str(found))
     elif not is_id:
         fix = "write a path that exists, or a hub id such as `owner/name`"
-        yield Problem(("ajet", *path), f"no file or folder {_named(text)}", fix)
+        yield Problem(("ajet", *path), f"no file or folder {text!r:.300}", fix)
 
 
 OVERRIDE = re.compile(r"^(?P<new>\+{0,2})(?P<key>[^=\s]+)=(?P<value>.*)$", re.DOTALL)
