@@ -369,7 +369,7 @@ class WebFetch(StatelessTool):
         async with httpcore.AsyncConnectionPool(ssl_context=context, network_backend=backend) as pool:
             for _ in range(REDIRECTS + 1):
                 url = self._allow.checked_url(url)
-                headers = [(b"Host", _authority(url)), *HEADERS]
+                headers = [(b"Host", urlsplit(url).netloc.encode("ascii")), *HEADERS]
                 async with pool.stream("GET", url.encode("ascii"), headers=headers) as response:
                     found = {name.lower(): value.decode("latin-1") for name, value in response.headers}
                     target = found.get(b"location")
@@ -414,10 +414,6 @@ class _Guarded(httpcore.AsyncNetworkBackend):
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-
-
-def _authority(url: str) -> bytes:
-    return urlsplit(url).netloc.encode("ascii")
 
 
 def _decoded(content: bytes, kind: str) -> str:
