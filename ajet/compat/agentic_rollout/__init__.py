@@ -28,7 +28,7 @@ from ajet.compat.agentic_rollout.agents import (
     ToolAgent,
     Trajectory,
 )
-from ajet.compat.agentic_rollout.batch import LLMAPIClient, create_llm_client, new_request_ids
+from ajet.compat.agentic_rollout.batch import LLMAPIClient, create_llm_client, generate_sequences, new_request_ids
 from ajet.compat.agentic_rollout.tools import (
     BaseAgenticTool,
     BashExecutorTool,
@@ -193,8 +193,6 @@ class AgenticRollout:
         """A `DataProto` for verl's `DataProto` of prompts. With verl's client of its rollout servers as
         `llm_generate_func`, and a `tokenizer`, its tensors are exactly what was sampled; with a function of text, there
         are no tensors."""
-        from ajet.compat.agentic_rollout.batch import generate_sequences
-
         return await generate_sequences(self, prompts)
 
 
