@@ -93,10 +93,21 @@ def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield statement
 
 
+@cache
+def _walk(statement: ast.AST) -> list[ast.AST]:
+    """All nodes of a statement; several passes go through them."""
+    return list(ast.walk(statement))
+
+
+@cache
+def _words(annotation: ast.expr) -> list[str]:
+    return re.findall(r"\w+", ast.unparse(annotation))
+
+
 def _imports(body: Iterable[ast.AST]) -> Iterator[tuple[str, tuple[str, str]]]:
     """Each imported name of ours, with the module and the name in it (empty: the module itself)."""
     for statement in body:
-        for node in ast.walk(statement):
+        for node in _walk(statement):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     if alias.name.split(".")[0] == "ajet":
@@ -177,7 +188,7 @@ def _edges(node: Node) -> set[Node]:
     found = {Node(node.module, "")}
     for statement in source.definitions[node.name]:
         names = source.imports | dict(_imports([statement]))
-        for part in ast.walk(statement):
+        for part in _walk(statement):
             if isinstance(part, ast.Name):
                 if part.id in names:
                     module, name = names[part.id]
@@ -243,7 +254,7 @@ class _Reader:
     def learn(self) -> dict[str, set[KeyPath]]:
         """Names (and attributes of `self`, with a dot) that hold sections."""
         naming = ast.arg | ast.Assign | ast.AnnAssign | ast.NamedExpr
-        nodes = [node for statement in self.body for node in ast.walk(statement) if isinstance(node, naming)]
+        nodes = [node for statement in self.body for node in _walk(statement) if isinstance(node, naming)]
         for _ in range(3):  # a section may be named through other names
             for node in nodes:
                 self._learn(node)
@@ -251,10 +262,10 @@ class _Reader:
 
     def _learn(self, node: ast.AST) -> None:
         if isinstance(node, ast.arg):
-            annotation = ast.unparse(node.annotation) if node.annotation else "Any"
-            for word in re.findall(r"\w+", annotation):
+            words = _words(node.annotation) if node.annotation else ["Any"]
+            for word in words:
                 self.names[node.arg] |= BY_CLASS.get(word, set())
-            if annotation == "Any":
+            if words == ["Any"]:
                 self.names[node.arg] |= {path for path in SECTIONS if path and path[-1] == node.arg}
         elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
@@ -295,7 +306,7 @@ class _Reader:
     def read(self) -> set[KeyPath]:
         """The keys that are read."""
         for statement in self.body:
-            for node in ast.walk(statement):
+            for node in _walk(statement):
                 self._read(node)
         return self.found
 
