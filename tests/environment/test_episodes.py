@@ -96,15 +96,21 @@ def test_an_error_in_a_step_ends_its_episode_alone_and_is_recorded(tmp_path: Pat
     assert (tmp_path / "log").read_text() == "reset\nclose\n"
 
 
-@EVERYWHERE
-def test_a_lie_is_no_reward(tmp_path: Path, wrapper: str) -> None:
-    episode = play(tmp_path, "nan", environment=f"{WORLDS}->Counter", wrapper=wrapper)
+def test_a_lie_is_no_reward(tmp_path: Path) -> None:
+    episode = play(tmp_path, "nan", environment=f"{WORLDS}->Counter", wrapper="asyncio")
     assert episode.status is EpisodeStatus.WORKFLOW_ERROR and episode.reward is None
     assert episode.failure is not None and "must be a finite number, not nan" in episode.failure.message
 
 
-@EVERYWHERE
-@pytest.mark.parametrize("said", ["nan", "text", "list"])
+@pytest.mark.parametrize(
+    ("said", "wrapper"),
+    [
+        ("nan", "asyncio"),
+        ("text", "asyncio"),
+        ("list", "asyncio"),
+        pytest.param("nan", "multi-processing", id="processes"),
+    ],
+)
 def test_an_invalid_evaluation_is_an_environment_error(tmp_path: Path, said: str, wrapper: str) -> None:
     episode = play(tmp_path, said, environment=f"{WORLDS}->Misjudging", wrapper=wrapper)
     assert episode.status is EpisodeStatus.ENVIRONMENT_ERROR and episode.reward is None
