@@ -163,7 +163,7 @@ def test_arguments_in_any_order() -> None:
         parse_arguments(["--conf", "x", "--quiet", "--json"])
 
 
-@pytest.mark.parametrize("arguments", [("config", "docs"), ("runs", "--help"), ("nonsense",)])
+@pytest.mark.parametrize("arguments", [("config", "schema"), ("runs", "--help"), ("nonsense",)])
 def test_a_reader_that_goes_away_ends_a_command_as_it_ends_others(arguments: tuple[str, ...]) -> None:
     """`ajet … | head`, and `ajet … 2>&1 | head`: quietly, with the code of programs that SIGPIPE ends."""
     read, write = os.pipe()
@@ -200,7 +200,7 @@ def test_closed_streams_are_no_crash(tmp_path: Path, closed: str) -> None:
 def test_output_for_which_the_disk_has_no_room_is_said_so() -> None:
     with open("/dev/full", "w") as full:
         ran = subprocess.run(
-            [sys.executable, "-m", "ajet", "config", "docs"],
+            [sys.executable, "-m", "ajet", "config", "schema"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

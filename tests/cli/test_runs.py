@@ -102,7 +102,7 @@ def test_runs_of_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "no runs in" in error and "ajet --conf" in error
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80])
+@pytest.mark.parametrize("columns", [40, 80])
 def test_the_list_fits_the_terminal(here: Path, columns: int) -> None:
     with Terminal([sys.executable, "-m", "ajet", "runs"], columns=columns, cwd=here, env=CODES) as terminal:
         shown = terminal.finish()
