@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ajet.backbone import LaunchOptions
+from ajet.backbone import LaunchOptions, report
 from ajet.backbone.local import run
 from ajet.backbone.local.learner import Learner
 from ajet.backbone.local.loop import LocalRun
@@ -39,6 +39,12 @@ from support.waiting import wait_until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
+
+
+@pytest.fixture(autouse=True)
+def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes as long as a step; the plot has its own test (test_end_report.py)."""
+    monkeypatch.setattr(report, "write_plot", lambda *_: None)
 
 
 def config_file(folder: Path, workflow: str = "Babbler", **overrides: Any) -> tuple[Path, list[str]]:
@@ -154,7 +160,8 @@ def test_a_run_trains_validates_and_saves(tmp_path: Path) -> None:
 def test_a_trainer_that_differs_from_its_engine_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert train(tmp_path)[0] == 0
+    one = {"trainer_common.total_training_steps": 1, "trainer_common.test_freq": 0}
+    assert train(tmp_path, **one)[0] == 0
     assert "differs from the engine's" not in caplog.text
     commit = ContextTracker.commit
 
@@ -162,7 +169,7 @@ def test_a_trainer_that_differs_from_its_engine_is_a_warning(
         commit(tracker, call_id, replace(sampled, logprobs=[value - 1.0 for value in sampled.logprobs]), *rest, **more)
 
     monkeypatch.setattr(ContextTracker, "commit", from_elsewhere)
-    assert train(tmp_path, fresh=True)[0] == 0
+    assert train(tmp_path, fresh=True, **one)[0] == 0
     (told,) = [line for line in caplog.messages if "differs from the engine's" in line]
     assert told.startswith("step 1:") and "by 1 (loss/sampler_gap_max)" in told and "other weights" in told
 
@@ -499,7 +506,7 @@ def test_what_the_model_ended_counts_and_is_trained(tmp_path: Path) -> None:
     judge = f"{SUPPORT / 'talkers.py'}->OnlyAnswers"
     steps = {"rollout.multi_turn.max_steps": 2, "data.train_batch_size": 3, "rollout.num_repeat": 10}
     lengths = {"data.max_response_length": 256, "rollout.max_model_len": 512}
-    keys = {"task_judge.judge_protocol": judge, "failure_reward.otherwise": 0}
+    keys = {"task_judge.judge_protocol": judge, "failure_reward.otherwise": 0, "trainer_common.total_training_steps": 1}
     code, experiment = train(tmp_path, "Restless", **keys, **steps, **lengths)
     assert code == 0
     for step in read_metrics(experiment / "metrics.jsonl"):
