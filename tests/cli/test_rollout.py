@@ -233,11 +233,10 @@ def test_tools_run_in_a_sandbox(folder: Path, capsys: pytest.CaptureFixture[str]
     assert results[-1].content.startswith("42\n/workspace\n0")
 
 
-@pytest.mark.parametrize("progress", ["2>&-", "2>/dev/full"])
-def test_progress_that_nobody_reads_ends_nothing(folder: Path, progress: str) -> None:
+def test_progress_that_nobody_reads_ends_nothing(folder: Path) -> None:
     command = f"exec {sys.executable} -m ajet rollout --tasks tasks.jsonl --out out --model {Server(answer).url}"
     environment = {**os.environ, "PYTHONPATH": str(Path(ajet.__file__).parents[1])}
-    line = f"{command} --model-name m tools=[calculator] {progress}"
+    line = f"{command} --model-name m tools=[calculator] 2>/dev/full"
     ran = subprocess.run(["/bin/sh", "-c", line], stdout=subprocess.PIPE, text=True, env=environment, check=False)
     assert ran.returncode == 0 and "mean reward  0.5000 over 2" in ran.stdout
     assert (folder / "out" / "demonstrations.jsonl").exists()
