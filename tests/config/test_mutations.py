@@ -19,7 +19,7 @@ from support.shipped_mutations import judged, shipped
 
 NOISE = ("${", "}", "&a ", "*a", "!!", "[", "{", ":", "- ", "\t", "#", "'", "|", "<<: ", "---\n", "\0", "???", "${.}")
 ALL = mutations()
-SHIPPED_FILES = 40
+SHIPPED_FILES = 20
 SECONDS = 5.0  # a slow machine under load; how fast it is, `benchmarks/config_errors.py` measures
 
 

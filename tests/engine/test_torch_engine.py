@@ -390,11 +390,11 @@ def test_a_step_that_ran_out_of_memory_half_way_loses_no_request(monkeypatch: py
 
     monkeypatch.setattr(module, name, short_of_memory)
     rng = random.Random(6)
-    asked = [request(random_prompt(rng, 40), max_tokens=150, ignore_eos=True, deadline_s=60) for _ in range(8)]
+    asked = [request(random_prompt(rng, 40), max_tokens=60, ignore_eos=True, deadline_s=60) for _ in range(4)]
     replies = ask_all(engine, asked)
     assert calls[0] > 1
     for prompt, reply in zip(asked, replies, strict=True):
-        assert len(reply.token_ids) == 150
+        assert len(reply.token_ids) == 60
         own = forward_logprobs(engine.model, prompt.prompt_ids, reply.token_ids)
         assert reply.logprobs == pytest.approx(own, abs=1e-4)
     asyncio.run(engine.aclose())

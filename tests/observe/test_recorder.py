@@ -169,17 +169,17 @@ def test_keep_failures_and_every_n(tmp_path: Path) -> None:
 
 
 def test_size_is_bounded_and_the_oldest_are_deleted(tmp_path: Path) -> None:
-    limit = 2 * 1024 * 1024
+    limit = 1024 * 1024
     recorder = EpisodeRecorder(tmp_path / "e.sqlite", RecorderSettings(max_gb=limit / 1024**3))
     rng, vocabulary = random.Random(0), Vocabulary()
-    for index in range(300):
+    for index in range(150):
         recorder.record(math_episode(vocabulary, rng, task=index, long=6000), index)
-        if index % 50 == 0:
+        if index % 25 == 0:
             recorder.flush()
     recorder.close()
     store = EpisodeStore(tmp_path / "e.sqlite")
     rows, total = store.page(limit=1000)
-    assert 0 < total < 300 and rows[0]["step"] == 299, "the newest stay"
+    assert 0 < total < 150 and rows[0]["step"] == 149, "the newest stay"
     assert (tmp_path / "e.sqlite").stat().st_size < 3 * limit
     assert store.page(EpisodeFilter(text="apples"))[1] == total, "the text index forgot the deleted episodes"
 
