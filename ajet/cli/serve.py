@@ -19,7 +19,7 @@ from ajet.system.command_line import CommandParser
 from ajet.system.http_messages import is_loopback
 
 if TYPE_CHECKING:
-    from ajet.gateway.gateway import Gateway
+    from ajet.gateway.gateway import Gateway, GatewaySettings
     from ajet.task_runner.model import Model
 
 
@@ -50,12 +50,18 @@ def run(argv: Sequence[str]) -> int:
 
 async def _serve(arguments: Namespace) -> int:
     from ajet.cli.targets import target_config
+    from ajet.gateway.gateway import GatewaySettings
+    from ajet.system.http_server import tls_context
     from ajet.task_runner.model import load_model
     from ajet.task_runner.runtime import GARBAGE
 
+    tls = tls_context(arguments.tls_cert, arguments.tls_key, "--tls-cert and --tls-key")
+    settings = GatewaySettings(
+        arguments.host, arguments.port, "--host or --port", without_key=not arguments.api_key, tls=tls
+    )
     config = target_config(arguments.target, arguments.overrides)
     model = load_model(config)
-    gateway = _open_gateway(model, config.ajet.rollout.max_model_len, arguments)
+    gateway = _open_gateway(model, config.ajet.rollout.max_model_len, settings, arguments.api_key)
     try:
         await gateway.start()
         await model.engine.ready()
@@ -71,23 +77,18 @@ async def _serve(arguments: Namespace) -> int:
     return 0
 
 
-def _open_gateway(model: Model, max_model_len: int, arguments: Namespace) -> Gateway:
+def _open_gateway(model: Model, max_model_len: int, settings: GatewaySettings, api_key: str) -> Gateway:
     """A gateway that answers anyone with the right key and treats each request as a separate conversation."""
-    from ajet.gateway.gateway import Gateway, GatewaySettings
+    from ajet.gateway.gateway import Gateway
     from ajet.gateway.protocol import Caller
     from ajet.schema.chat import DEFAULT_AGENT, DEFAULT_TARGET
     from ajet.system.http_messages import InvalidKeyError
-    from ajet.system.http_server import tls_context
 
     def authorize(key: str) -> Caller:
-        if arguments.api_key and not hmac.compare_digest(key.encode(), arguments.api_key.encode()):
+        if api_key and not hmac.compare_digest(key.encode(), api_key.encode()):
             raise InvalidKeyError("wrong API key")
         return Caller(model.open_conversation(max_model_len), DEFAULT_AGENT, DEFAULT_TARGET)
 
-    tls = tls_context(arguments.tls_cert, arguments.tls_key, "--tls-cert and --tls-key")
-    settings = GatewaySettings(
-        arguments.host, arguments.port, "--host or --port", without_key=not arguments.api_key, tls=tls
-    )
     return Gateway(settings, authorize)
 
 
