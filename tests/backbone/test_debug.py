@@ -1,4 +1,4 @@
-"""`--backbone=debug`, end to end on a tiny model: the real command in a real process."""
+"""`--backbone=debug`, end to end on a tiny model: in a process where somebody types, interrupts or stops reading."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
+from support import in_process
 
 WORKFLOW = """
 import asyncio, time
@@ -61,9 +63,16 @@ def project(folder: Path, *acts: str) -> Path:
     return folder / "x.yaml"
 
 
+def arguments(folder: Path, *more: str) -> list[str]:
+    return ["--conf", str(folder / "x.yaml"), "--backbone=debug", "--exp-dir", str(folder / "runs"), *more]
+
+
 def command(folder: Path, *more: str) -> list[str]:
-    conf = ["--conf", str(folder / "x.yaml"), "--backbone=debug", "--exp-dir", str(folder / "runs")]
-    return [sys.executable, "-m", "ajet", *conf, *more]
+    return [sys.executable, "-m", "ajet", *arguments(folder, *more)]
+
+
+def debug(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return in_process.ajet(folder, *arguments(folder, *more))
 
 
 def ajet(folder: Path, *more: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -75,7 +84,7 @@ def ajet(folder: Path, *more: str, typed: str | None = None) -> subprocess.Compl
 @pytest.mark.slow
 def test_episodes_are_shown_recorded_and_counted(tmp_path: Path) -> None:
     project(tmp_path, "talk", "raise", "never")
-    done = ajet(tmp_path, "debug.debug_first_n_tasks=2")
+    done = debug(tmp_path, "debug.debug_first_n_tasks=2")
     assert done.returncode == 0, done.stderr
     shown = done.stdout
     assert "task talk" in shown and "Say talk" in shown and "never" not in shown
@@ -96,7 +105,7 @@ def test_episodes_are_shown_recorded_and_counted(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_one_json_object_an_episode(tmp_path: Path) -> None:
     project(tmp_path, "talk")
-    done = ajet(tmp_path, "--json")
+    done = debug(tmp_path, "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [line["event"] for line in lines] == ["episode", "ended"]
     assert (lines[0]["task"], lines[0]["status"], lines[0]["reward"]) == ("talk", "truncated", 0.5)
@@ -107,16 +116,16 @@ def test_one_json_object_an_episode(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_all_failed_is_a_failure(tmp_path: Path) -> None:
     project(tmp_path, "raise")
-    assert ajet(tmp_path, "--quiet").returncode == 1
+    assert debug(tmp_path, "--quiet").returncode == 1
 
 
 @pytest.mark.slow
 def test_mistakes_are_told_before_anything_heavy_and_end_with_2(tmp_path: Path) -> None:
     project(tmp_path, "talk")
-    done = ajet(tmp_path, "rollout.user_workflow=agent.py->Agnt")
+    done = debug(tmp_path, "rollout.user_workflow=agent.py->Agnt")
     assert done.returncode == 2
     assert "ajet.rollout.user_workflow" in done.stderr and "did you mean 'Agent'" in done.stderr
-    done = ajet(tmp_path, f"model.path={tmp_path}/no_model")
+    done = debug(tmp_path, f"model.path={tmp_path}/no_model")
     assert done.returncode == 2
     assert "no_model" in done.stderr and "Traceback" not in done.stderr
 
@@ -124,7 +133,7 @@ def test_mistakes_are_told_before_anything_heavy_and_end_with_2(tmp_path: Path) 
 @pytest.mark.slow
 def test_isolated_workflows(tmp_path: Path) -> None:
     project(tmp_path, "talk", "raise")
-    done = ajet(tmp_path, "task_runner.wrapper_type=multi-processing")
+    done = debug(tmp_path, "task_runner.wrapper_type=multi-processing")
     assert done.returncode == 0, done.stderr
     assert "truncated (length) · reward 0.5 · 2 turns" in done.stdout
     assert "KeyError: 'mine'" in done.stdout

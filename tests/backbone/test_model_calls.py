@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -32,6 +30,7 @@ from ajet.schema.episode import CallTree, Episode, EpisodeGroup, EpisodeStatus, 
 from ajet.schema.errors import NoModelCallError
 from ajet.schema.task import Task
 from ajet.task_judge.helper import HelperMeter, HelperModel
+from support import in_process
 from support.episodes import LINEAR, make_groups
 
 OWN = """
@@ -141,10 +140,7 @@ def test_a_client_of_another_episode_is_named_as_a_cause(caplog: pytest.LogCaptu
 
 @pytest.mark.slow
 def test_a_debug_run_shows_the_episodes_and_ends_with_the_line(tmp_path: Path, provider: list[str]) -> None:
-    conf = ["--conf", str(project(tmp_path)), "--backbone=debug"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ajet", *conf], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
+    done = in_process.ajet(tmp_path, "--conf", str(project(tmp_path)), "--backbone=debug")
     assert done.returncode == 2
     assert "task t0" in done.stdout and "no model call was recorded" in done.stderr
     assert "agent.py:7, instead of `own = AsyncOpenAI()`" in done.stderr and "Traceback" not in done.stderr

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.metrics import read_metrics
+from support import in_process
 
 ROOT = Path(__file__).parents[2]
 SHORT = [
@@ -29,9 +27,8 @@ def test_the_quickstarts_yaml_runs_unchanged(
     tmp_path: Path, name: str, backbone: str, suffix: str, steps: list[int], episodes: int
 ) -> None:
     conf, folder = ROOT / "configs" / f"{name}.yaml", name + suffix
-    command = [sys.executable, "-m", "ajet", "--conf", str(conf), f"--backbone={backbone}", "--exp-dir", str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, *SHORT], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    arguments = ["--conf", str(conf), f"--backbone={backbone}", "--exp-dir", str(tmp_path), *SHORT]
+    done = in_process.ajet(ROOT, *arguments)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert [step["step"] for step in read_metrics(tmp_path / folder / "metrics.jsonl") if step["step"]] == steps
     store = EpisodeStore(tmp_path / folder / "episodes.sqlite")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -475,11 +472,11 @@ def test_the_page_shows_what_a_broken_run_gets(
     workflow = ROOT / "benchmarks" / "_diagnosis_faults.py"
     keys = ["experiment_name=broken", f"rollout.user_workflow={workflow}->Maths", "user.fault=tool fails"]
     keys += ["trainer_common.total_training_steps=4", "trainer_common.test_freq=0", "trainer_common.save_freq=0"]
-    command = [sys.executable, "-m", "ajet", "--conf", "configs/quickstart.yaml", "--quiet"]
     folder = tmp_path / "saved_experiments"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "--exp-dir", str(folder), *keys], cwd=ROOT, env=environment, check=True)
+    monkeypatch.chdir(ROOT)
+    assert main(["--conf", "configs/quickstart.yaml", "--quiet", "--exp-dir", str(folder), *keys]) == 0
     monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
     monkeypatch.delenv("COLUMNS", raising=False)
     assert main(["diagnose", "broken"]) == 1
     out = capsys.readouterr().out

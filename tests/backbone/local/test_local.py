@@ -712,16 +712,16 @@ def test_a_killed_run_continues_bit_for_bit(tmp_path: Path) -> None:
         folder = tmp_path / name
         folder.mkdir()
         yaml, _ = config_file(folder)
-        command = [sys.executable, "-m", "ajet", "--conf", str(yaml), "--exp-dir", str(folder / "runs"), "--quiet"]
-        command.append("trainer_common.total_training_steps=8")
+        arguments = ["--conf", str(yaml), "--exp-dir", str(folder / "runs"), "--quiet"]
+        arguments.append("trainer_common.total_training_steps=8")
         experiment = folder / "runs" / "job"
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         if kill:
-            process = subprocess.Popen(command, env=environment)
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            process = subprocess.Popen([sys.executable, "-m", "ajet", *arguments], env=environment)
             wait_until(lambda: len(stable(experiment)) >= 4 or process.poll() is not None, seconds=400)  # noqa: B023
             assert process.poll() is None
             process.send_signal(signal.SIGKILL)
             process.wait()
-        assert subprocess.run(command, env=environment, check=False).returncode == 0
+        assert main(arguments) == 0
         results.append((stable(experiment), weights_hash(experiment)))
     assert results[0] == results[1]

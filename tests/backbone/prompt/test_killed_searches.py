@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ajet.backbone.prompt.journal import read_best, read_history
 from ajet.cli.main import main
 from ajet.observe.episode_store import EpisodeStore
-from support import SUPPORT
+from support import SUPPORT, in_process
 from support.searchers import project
 
 pytestmark = pytest.mark.slow
@@ -53,14 +54,24 @@ def test_the_best_survives_kills(tmp_path: Path) -> None:
     assert kill_and_resume(tmp_path, 6) > 0
 
 
-def command(conf: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "ajet", "--conf", str(conf), "--backbone=prompt", *more]
+def start(conf: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ajet", "--conf", str(conf), "--backbone=prompt"]
+    return subprocess.Popen(command, cwd=conf.parent, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The best of a search that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    conf = project(folder, algorithm="apo", prompt_tuning__rounds=3)
+    assert main(["--conf", str(conf), "--backbone=prompt", "--quiet", "--exp-dir", str(folder)]) == 0
+    return read_best(folder / "x-prompt")
 
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_the_command_resumes_after_a_signal(tmp_path: Path, stop: signal.Signals) -> None:
+def test_the_command_resumes_after_a_signal(tmp_path: Path, stop: signal.Signals, undisturbed: dict[str, Any]) -> None:
     conf = project(tmp_path, algorithm="apo", prompt_tuning__rounds=3)
-    running = subprocess.Popen(command(conf), cwd=tmp_path, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE)
+    running = start(conf)
     assert running.stdout is not None and running.stderr is not None
     while not (line := running.stdout.readline()).startswith("round 1/3"):
         assert line, running.stderr.read()
@@ -70,15 +81,11 @@ def test_the_command_resumes_after_a_signal(tmp_path: Path, stop: signal.Signals
     assert "Traceback" not in errors
     folder = tmp_path / "saved_experiments/x-prompt"
     first = read_best(folder)
-    done = subprocess.run(command(conf), cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = in_process.ajet(tmp_path, "--conf", str(conf), "--backbone=prompt")
     assert done.returncode == 0, done.stderr
     assert "resumed after round" in done.stdout and "round 1/3" not in done.stdout
     assert read_best(folder)["score"] >= first["score"]
-    whole = subprocess.run(
-        command(conf, "--exp-dir", "whole"), cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert whole.returncode == 0
-    assert read_best(folder)["templates"] == read_best(tmp_path / "whole/x-prompt")["templates"]
+    assert read_best(folder)["templates"] == undisturbed["templates"]
 
 
 def test_a_search_that_was_killed_before_its_first_round_begins_again(tmp_path: Path) -> None:
@@ -93,12 +100,12 @@ def test_a_search_that_was_killed_before_its_first_round_begins_again(tmp_path: 
 
 def test_a_closed_pipe_ends_it_like_ctrl_c(tmp_path: Path) -> None:
     conf = project(tmp_path, prompt_tuning__rounds=50, prompt_tuning__proposal_retries=0)
-    running = subprocess.Popen(command(conf), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    running = start(conf)
     assert running.stdout is not None and running.stderr is not None
-    while not running.stdout.readline().startswith(b"start:"):
+    while not running.stdout.readline().startswith("start:"):
         pass
     running.stdout.close()
     errors = running.stderr.read()
     running.wait(timeout=60)
-    assert b"Traceback" not in errors
+    assert "Traceback" not in errors
     assert read_best(tmp_path / "saved_experiments/x-prompt")["candidate"]
