@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from support import in_process
 from support.screen import Terminal
 
-ROWS = 40
+COLUMNS, ROWS = 120, 40
 CONF = """\
 ajet:
   experiment_name: screen
@@ -127,6 +128,10 @@ CASES: dict[str, tuple[str, list[str], list[str]]] = {
 }
 
 
+ON_A_TERMINAL = ("a service answers 500", "a blocking sleep", "random weights")
+"""What is said at the end depends on the cause, how it is shown doesn't; and a sleeping thread outlives its run."""
+
+
 class Failing(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_error(500)
@@ -145,17 +150,28 @@ def project(tmp_path: Path) -> Iterator[Path]:
         server.shutdown()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("workflow", "overrides", "said"), CASES.values(), ids=CASES)
-def test_the_cause_is_the_last_thing_on_one_screen(
-    workflow: str, overrides: list[str], said: list[str], project: Path
-) -> None:
-    command = [sys.executable, "-m", "ajet", "--conf", "conf.yaml", f"rollout.user_workflow=agents.py->{workflow}"]
-    with Terminal(
-        [*command, *overrides], columns=120, rows=ROWS, cwd=project, env={"OMP_NUM_THREADS": "1"}
-    ) as terminal:
+def on_a_terminal(folder: Path, *arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "ajet", *arguments]
+    with Terminal(command, columns=COLUMNS, rows=ROWS, cwd=folder, env={"OMP_NUM_THREADS": "1"}) as terminal:
         shown = terminal.finish(120)
-        assert terminal.process.returncode == 1, shown
+        return terminal.process.returncode, shown
+
+
+def in_this_process(folder: Path, *arguments: str) -> tuple[int, str]:
+    """As on a terminal: its lines are as long, and both streams lead to it."""
+    done = in_process.ajet(folder, *arguments, merged=True)
+    shown = done.stdout.splitlines()
+    lines = [line[at : at + COLUMNS] for line in shown for at in range(0, max(len(line), 1), COLUMNS)]
+    return done.returncode, "\n".join(lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cause", CASES)
+def test_the_cause_is_the_last_thing_on_one_screen(cause: str, project: Path) -> None:
+    workflow, overrides, said = CASES[cause]
+    run = on_a_terminal if cause in ON_A_TERMINAL else in_this_process
+    code, shown = run(project, "--conf", "conf.yaml", f"rollout.user_workflow=agents.py->{workflow}", *overrides)
+    assert code == 1, shown
     lines = shown.rstrip().splitlines()
     assert len(lines) <= ROWS, shown
     assert "Traceback" not in shown and "never retrieved" not in shown
