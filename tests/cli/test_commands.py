@@ -170,11 +170,11 @@ def test_show_fills_in_defaults_and_masks_secrets(project: Path, capsys: pytest.
 
 
 @pytest.mark.slow
-def test_doctor_finds_this_machine_usable() -> None:
-    ran = subprocess.run([sys.executable, "-m", "ajet", "doctor"], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout
+def test_doctor_finds_this_machine_usable(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0, out
     for word in ("Python", "memory", "disk", "torch", "transformers", "verl"):
-        assert word in ran.stdout
+        assert word in out
 
 
 def test_doctor_names_conflicts_and_their_fix(monkeypatch: pytest.MonkeyPatch) -> None:
