@@ -168,10 +168,10 @@ def check_honoured(config: Config, machine: Machine) -> list[Remark]:
     """Our keys that Trinity can't honour: refused, or named once at start."""
     given = {key: value for key, value in pass_through(config).items() if key != STALENESS}
     shared = shared_notes(config, machine, "Trinity", given, OURS)
-    return [*shared, *_refusals(config, machine), *_approximations(config, machine)]
+    return [*shared, *_notes(config, machine)]
 
 
-def _refusals(config: Config, machine: Machine) -> Iterator[Remark]:
+def _notes(config: Config, machine: Machine) -> Iterator[Remark]:
     ajet = config.ajet
     common, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
     place = "ajet.trainer_common"
@@ -212,17 +212,12 @@ def _refusals(config: Config, machine: Machine) -> Iterator[Remark]:
     mode = run_mode(config)
     if mode not in MODES:
         yield Remark.refusal("ajet.trinity.mode", f"{mode!r} is not one of {', '.join(MODES)}")
-
-
-def _approximations(config: Config, machine: Machine) -> Iterator[Remark]:
-    ajet = config.ajet
-    common = ajet.trainer_common
     if sync_style(config) == "fully_async" and common.test_freq > 0 and "test_freq" in common.model_fields_set:
-        yield Remark("ajet.trainer_common.test_freq", "Trinity does not validate in its fully asynchronous style")
+        yield Remark(f"{place}.test_freq", "Trinity does not validate in its fully asynchronous style")
     if (common.optim.lr_warmup_steps or common.optim.lr_warmup_ratio) and not machine.cpu:
         warmup = "lr_warmup_steps" if common.optim.lr_warmup_steps else "lr_warmup_ratio"
         yield Remark(
-            f"ajet.trainer_common.optim.{warmup}",
+            f"{place}.optim.{warmup}",
             "Trinity's warm-up begins at a rate of 0: each step has the rate that the one before it has elsewhere",
         )
     if machine.cpu:
