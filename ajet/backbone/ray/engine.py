@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.backbone.ray.verl.config import CPU_ROLLOUT, VERSIONS
@@ -66,35 +65,14 @@ class RayEngine:
         """The servers aren't ours to end."""
 
 
-class ServerKind(StrEnum):
-    """What serves, which decides how stop strings and seeds are passed. Token ids that end a reply reach all of them.
-
-    Where a server doesn't know stop strings, it goes on to an end token; what it drew behind the stop string is left
-    off here, and the reply is distributed as if it had stopped there.
-    """
-
-    EMBEDDED = "embedded"
-    """Our own engine: stop strings and seed."""
-    VLLM = "vllm"
-    """Stop strings and seed."""
-    SGLANG = "sglang"
-    """verl starts it without a tokenizer: no stop strings. Its seed has a name of its own, and acts only where SGLang
-    computes deterministically."""
-    OTHER = "other"
-    """A server that is neither of these."""
-
-    @classmethod
-    def of(cls, rollout: str) -> ServerKind:
-        """What serves verl's rollout of this name."""
-        if rollout == CPU_ROLLOUT:
-            return cls.EMBEDDED
-        return cls(rollout) if rollout in (cls.VLLM, cls.SGLANG) else cls.OTHER
-
-
 class ServerEngine(RayEngine):
     """Asks the servers that verl started and updates with its weights.
 
     `end_ids`: the ids that end a reply. `decode`: the text of token ids, in which stop strings are looked for.
+    `servers`: verl's name of what serves. Only the embedded engine and vLLM are given stop strings and seeds: verl
+    starts SGLang without a tokenizer, and SGLang's seed has a name of its own, and acts only where it computes
+    deterministically. A server that doesn't know stop strings goes on to an end token, whose ids reach all of them;
+    what it drew behind the stop string is left off here, and the reply is distributed as if it had stopped there.
     """
 
     def __init__(
@@ -103,14 +81,14 @@ class ServerEngine(RayEngine):
         *,
         end_ids: Collection[int],
         max_model_len: int,
-        kind: ServerKind,
+        servers: str,
         decode: Callable[[list[int]], str],
         on_death: Callable[[BaseException], None] | None = None,
     ) -> None:
         super().__init__("verl", max_model_len=max_model_len, on_death=on_death)
         self._client = client
         self._end_ids = frozenset(end_ids)
-        self._kind = kind
+        self._servers = servers
         self._decode = decode
 
     @classmethod
@@ -126,7 +104,7 @@ class ServerEngine(RayEngine):
             with_versions(client),
             end_ids=renderer.end_ids,
             max_model_len=config.ajet.rollout.max_model_len,
-            kind=ServerKind.of(servers),
+            servers=servers,
             decode=renderer.decode,
             on_death=on_death,
         )
@@ -156,9 +134,9 @@ class ServerEngine(RayEngine):
         }
         if sampling.max_tokens is not None:
             parameters["max_tokens"] = sampling.max_tokens
-        if self._kind in (ServerKind.EMBEDDED, ServerKind.VLLM):
+        if self._servers in (CPU_ROLLOUT, "vllm"):
             parameters |= {"seed": sampling.seed, "stop": list(sampling.stop)}
-        elif self._kind is ServerKind.SGLANG and sampling.seed is not None:
+        elif self._servers == "sglang" and sampling.seed is not None:
             parameters["sampling_seed"] = sampling.seed
         return parameters
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.ray.engine import ServerEngine, ServerKind
-from ajet.backbone.ray.verl.config import VERSIONS
+from ajet.backbone.ray.engine import ServerEngine
+from ajet.backbone.ray.verl.config import CPU_ROLLOUT, VERSIONS
 from ajet.engine.base import Engine
 from ajet.schema.chat import GenerateRequest, Sampling
 from ajet.schema.errors import EngineError, GenerationTimeoutError
@@ -67,11 +67,11 @@ def ask(
     answer: Any,
     sampling: Sampling | None = None,
     deadline_s: float | None = None,
-    kind: ServerKind = ServerKind.VLLM,
+    servers: str = "vllm",
     **options: Any,
 ) -> Any:
     client = Client(answer)
-    engine = ServerEngine(client, end_ids={END}, max_model_len=100, kind=kind, decode=letters, **options)
+    engine = ServerEngine(client, end_ids={END}, max_model_len=100, servers=servers, decode=letters, **options)
     assert isinstance(engine, Engine)
     request = GenerateRequest([7, 8], sampling or Sampling(max_tokens=3), session_id="s", deadline_s=deadline_s)
     return asyncio.run(engine.generate(request)), client.asked
@@ -101,18 +101,18 @@ def test_why_a_reply_ended() -> None:
     assert ask(Output([], None, "aborted"))[0].finish_reason == "abort"
 
 
-@pytest.mark.parametrize("kind", list(ServerKind))
-def test_a_stop_string_ends_the_reply_whatever_the_server_knows(kind: ServerKind) -> None:
+@pytest.mark.parametrize("servers", [CPU_ROLLOUT, "vllm", "sglang", "trtllm"])
+def test_a_stop_string_ends_the_reply_whatever_the_server_knows(servers: str) -> None:
     """A server that goes on past it, to its end token, changes nothing."""
     sampling = Sampling(stop=("ef", "cd"), seed=5)
     for drawn in ([5, 6, 7], [5, 6, 7, 8, 9, 6, 7, END]):
-        completion, asked = ask(Output(drawn, [-1.0] * len(drawn)), sampling, kind=kind)
+        completion, asked = ask(Output(drawn, [-1.0] * len(drawn)), sampling, servers=servers)
         assert (completion.finish_reason, completion.stopped_by) == ("stop", "cd")
         assert (completion.token_ids, completion.logprobs) == ([5, 6, 7], [-1.0] * 3)
-    knows = kind in (ServerKind.EMBEDDED, ServerKind.VLLM)
+    knows = servers in (CPU_ROLLOUT, "vllm")
     assert asked.get("stop") == (["ef", "cd"] if knows else None)
     assert asked.get("seed") == (5 if knows else None)
-    assert asked.get("sampling_seed") == (5 if kind is ServerKind.SGLANG else None)
+    assert asked.get("sampling_seed") == (5 if servers == "sglang" else None)
 
 
 def test_stop_token_ids_end_the_reply_and_stay_in_it() -> None:
