@@ -7,6 +7,8 @@ import json
 import re
 import runpy
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -237,21 +239,21 @@ def test_tools_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.slow
-def test_the_program_that_trains_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("solver.py").write_text(code("python.md", "async def solver(task, llm)"))
-    runpy.run_path("solver.py", run_name="__main__")
+def test_the_program_that_trains_from_python(tmp_path: Path) -> None:
+    (tmp_path / "solver.py").write_text(code("python.md", "async def solver(task, llm)"))
+    command = [sys.executable, "solver.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "saved_experiments/solver/hf").is_dir()
 
 
 @pytest.mark.slow
-def test_the_program_that_evaluates_from_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("measure.py").write_text(code("python.md", "ajet.evaluate(echo"))
-    runpy.run_path("measure.py", run_name="__main__")
-    assert capsys.readouterr().out.count("\n") == 2 and len(list((tmp_path / "kept").iterdir())) == 2
+def test_the_program_that_evaluates_from_python(tmp_path: Path) -> None:
+    (tmp_path / "measure.py").write_text(code("python.md", "ajet.evaluate(echo"))
+    command = [sys.executable, "measure.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 2 and len(list((tmp_path / "kept").iterdir())) == 2
 
 
 def test_the_trainer_with_keys_and_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
