@@ -24,7 +24,7 @@ from ajet.context_tracker import describe_reasons
 from ajet.observe.episode_codec import conversation
 from ajet.observe.progress import still_open
 from ajet.observe.progress_state import FailureTally
-from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.chat import Message, plain_text
 from ajet.schema.episode import ROOT, Call, Episode
 from ajet.schema.errors import EXIT_FAILED, EXIT_INTERRUPTED, condensed
@@ -265,8 +265,7 @@ def run(config: Config, experiment: ExperimentFolder, options: LaunchOptions) ->
     config = debug_config(config)
     tasks = read_training_tasks(build_reader(config))[: config.ajet.debug.debug_first_n_tasks]
     view = _view(config, options)
-    settings = RecorderSettings.from_config(config)
-    with closing(EpisodeRecorder(experiment.episodes, settings, masker=experiment.masker)) as recorder:
+    with closing(EpisodeRecorder(experiment.episodes, config.ajet, masker=experiment.masker)) as recorder:
         code = _DebugRun(config, tasks, view, recorder).run()
     threshold = config.ajet.task_judge.success_threshold
     metrics = episode_metrics(view.episodes, success_threshold=threshold)

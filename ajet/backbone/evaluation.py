@@ -26,13 +26,14 @@ from ajet.backbone.launch import user_files
 from ajet.backbone.metrics import by_group, is_success, pass_at, played, usable
 from ajet.backbone.plan import validation_repeats
 from ajet.backbone.report import validation_metrics
+from ajet.config import AjetConfig
 from ajet.engine.model_source import TINY, ModelSource
 from ajet.gateway.chat import validation_temperature
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.logs import Masker
 from ajet.observe.metrics import flatten
-from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.run_files import read_regular
 from ajet.observe.statistics import Gain, Share
 from ajet.schema.episode import Episode, EpisodeGroup, EpisodeStatus
@@ -287,8 +288,9 @@ def _record(cell: EvaluationCell) -> Iterator[EpisodeRecorder | None]:
         (folder / FINGERPRINT).write_text(json.dumps(made_of, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         experiment.save_code(user_files(config))
         threshold = config.ajet.task_judge.success_threshold
-        settings = RecorderSettings(max_gb=WITHOUT_LIMIT_GB, success_threshold=threshold)
-        with closing(EpisodeRecorder(experiment.episodes, settings, masker=experiment.masker)) as recorder:
+        kept = AjetConfig()  # whatever the config says, all of them, and nowhere else
+        kept.recorder.max_gb, kept.task_judge.success_threshold = WITHOUT_LIMIT_GB, threshold
+        with closing(EpisodeRecorder(experiment.episodes, kept, masker=experiment.masker)) as recorder:
             with closing(EpisodeStore(experiment.episodes)) as store:
                 for recorded in store.all(EpisodeFilter(validation=True)):
                     cell.take(recorded.episode)

@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from ajet.config.root import AjetConfig
 from ajet.observe.episode_codec import (
     Annotation,
     CallCreditRecord,
@@ -73,37 +74,6 @@ class EpisodeCreditLike(Protocol):
     def calls(self) -> Sequence[CallCreditLike]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RecorderSettings:
-    """Which episodes are kept."""
-
-    keep: Literal["all", "every_n", "failures"] = "all"
-    every_n: int = 10
-    max_gb: float = 10.0
-    json_files: bool = False
-    """`trainer_common.save_trajectory_as_json_file`: also write kept episodes to `trajectories/step_N/<id>.json`."""
-    otlp_endpoint: str | None = None
-    """A collector that gets all episodes, kept or not."""
-    run: str = ""
-    project: str = ""
-    success_threshold: float = 1.0
-    """`task_judge.success_threshold`, for what is counted of each task."""
-
-    @classmethod
-    def from_config(cls, config: Any) -> RecorderSettings:
-        recorder = config.ajet.recorder
-        return cls(
-            keep=recorder.keep,
-            every_n=recorder.every_n,
-            max_gb=recorder.max_gb,
-            json_files=config.ajet.trainer_common.save_trajectory_as_json_file,
-            otlp_endpoint=config.ajet.observe.otlp_endpoint,
-            run=config.ajet.experiment_name,
-            project=config.ajet.project_name,
-            success_threshold=config.ajet.task_judge.success_threshold,
-        )
-
-
 @dataclass(slots=True)
 class _Write:
     """One piece of work for the writer."""
@@ -120,21 +90,24 @@ class EpisodeRecorder:
     def __init__(
         self,
         path: Path,
-        settings: RecorderSettings | None = None,
+        ajet: AjetConfig | None = None,
         *,
         masker: Masker | None = None,
         tokenizer: Any = None,
     ) -> None:
+        """`ajet`: which episodes are kept, as what, and which collector gets all of them."""
+        ajet = ajet or AjetConfig()
         self.path = path
-        self.settings = settings or RecorderSettings()
+        self._kept = ajet.recorder
+        self._json_files = ajet.trainer_common.save_trajectory_as_json_file
         self._masker = masker or Masker()
         self._exporter: OtlpExporter | None = None
-        if self.settings.otlp_endpoint is not None:
-            self._exporter = OtlpExporter(self.settings.otlp_endpoint, self.settings.run, self.settings.project)
+        if ajet.observe.otlp_endpoint is not None:
+            self._exporter = OtlpExporter(ajet.observe.otlp_endpoint, ajet.experiment_name, ajet.project_name)
         self._token_bytes: TokenBytes | None = token_bytes_of(tokenizer) if tokenizer is not None else None
         self._new_tokens: set[int] = set()
         self._jobs: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
-        connection = open_for_writing(path, self.settings.success_threshold)  # raises here, not on the writer's thread
+        connection = open_for_writing(path, ajet.task_judge.success_threshold)  # raises here, not on its thread
         self._known_tokens = {row[0] for row in connection.execute("SELECT id FROM token")}
         self._thread = threading.Thread(target=self._run, args=(connection,), name="episode-recorder", daemon=True)
         self._thread.start()
@@ -144,10 +117,10 @@ class EpisodeRecorder:
         self._token_bytes = token_bytes_of(tokenizer)
 
     def keeps(self, episode: Episode, step: int) -> bool:
-        """Whether the settings keep this episode."""
-        if self.settings.keep == "every_n":
-            return step % self.settings.every_n == 0
-        return self.settings.keep == "all" or episode.status is not EpisodeStatus.COMPLETED
+        """Whether the config keeps this episode."""
+        if self._kept.keep == "every_n":
+            return step % self._kept.every_n == 0
+        return self._kept.keep == "all" or episode.status is not EpisodeStatus.COMPLETED
 
     def record(
         self,
@@ -161,7 +134,7 @@ class EpisodeRecorder:
     ) -> Future[bool]:
         """Write an episode that is finished and won't change, and once what the reader gave of its task.
 
-        The future is true once the episode is in the file, false if the settings don't keep it. If it could not be
+        The future is true once the episode is in the file, false if the config doesn't keep it. If it could not be
         written (the disk is full, for example), the future raises and the log says so.
         """
         query = task.main_query if task is not None else ""
@@ -182,7 +155,7 @@ class EpisodeRecorder:
                 insert_task(connection, task.model_copy(update=masked))
             if annotation is not None:
                 insert_annotation(connection, row, annotation, encode_annotation(annotation))
-            if self.settings.json_files:
+            if self._json_files:
                 write_trajectory(self.path.parent / "trajectories", episode, step, annotation)
             self._write_token_bytes(connection, episode)
             return True
@@ -297,7 +270,7 @@ class EpisodeRecorder:
         return result
 
     def _prune(self, connection: sqlite3.Connection) -> None:
-        limit = self.settings.max_gb * _GIB
+        limit = self._kept.max_gb * _GIB
         if used_bytes(connection) <= limit:
             return
         removed = 0

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from ajet.cli.main import main
-from ajet.config import Config
+from ajet.config import Config, make_config
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.episode_tables import EpisodeStoreError
 from ajet.observe.experiment import ExperimentFolder
 from ajet.observe.export import ExportFormat, OtlpExporter, export_episodes
 from ajet.observe.metrics import read_metrics, rewind_metrics
-from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.run_files import read_events
 from ajet.schema.episode import CallTree, Episode, EpisodeStatus, Ledger
 from ajet.trainer.checkpoint import CheckpointFolder
@@ -183,7 +183,9 @@ def test_episodes_wait_for_room(small_disk: Path, caplog: pytest.LogCaptureFixtu
 
 
 def test_an_episode_whose_json_file_has_no_room_waits_as_well(small_disk: Path) -> None:
-    recorder = EpisodeRecorder(small_disk / "episodes.sqlite", RecorderSettings(json_files=True))
+    recorder = EpisodeRecorder(
+        small_disk / "episodes.sqlite", make_config({"trainer_common.save_trajectory_as_json_file": True}).ajet
+    )
     assert recorder.record(episode("first"), 1).result()
     filler = fill(small_disk)
     assert recorder.record(episode("second", "x" * 50_000), 1).exception() is not None
@@ -225,7 +227,7 @@ def test_what_had_no_room_in_memory_either_is_said(
 def test_what_waits_for_room_is_sent_to_a_collector_once(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
     monkeypatch.setattr(OtlpExporter, "export", lambda _, episode, *_args, **_named: sent.append(episode.episode_id))
-    settings = RecorderSettings(otlp_endpoint="http://127.0.0.1:9")
+    settings = make_config({"observe.otlp_endpoint": "http://127.0.0.1:9"}).ajet
     recorder = EpisodeRecorder(small_disk / "episodes.sqlite", settings)
     filler = fill(small_disk)
     for name in ("first", "second"):

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from ajet.config import make_config
 from ajet.observe.episode_store import EpisodeFilter, EpisodeStore
 from ajet.observe.export import ExportFormat, OtlpExporter, export_episodes
 from ajet.observe.otlp import JSON, read_export
-from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.tracing.adapters import CALL, EPISODE
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.errors import ConfigError
@@ -62,8 +63,8 @@ def some_episodes() -> list[Episode]:
 
 
 def record(folder: Path, endpoint: str, episodes: list[Episode], keep: Any = "all") -> None:
-    settings = RecorderSettings(keep=keep, otlp_endpoint=endpoint, run="my-run", project="p")
-    recorder = EpisodeRecorder(folder / "episodes.sqlite", settings)
+    keys = {"recorder.keep": keep, "observe.otlp_endpoint": endpoint, "experiment_name": "my-run", "project_name": "p"}
+    recorder = EpisodeRecorder(folder / "episodes.sqlite", make_config(keys).ajet)
     for episode in episodes:
         recorder.record(episode, 3, task=Task(main_query="what?"))
     recorder.close()

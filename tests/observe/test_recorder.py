@@ -23,7 +23,7 @@ from ajet.observe.episode_store import EpisodeFilter, EpisodeNotFoundError, Epis
 from ajet.observe.episode_tables import EpisodeStoreError
 from ajet.observe.export import ExportFormat, export_episodes, sft_records
 from ajet.observe.logs import MASK, Masker
-from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.statistics import TaskFilter, task_page
 from ajet.schema.episode import ROOT, CallTree, EnvironmentEvent, EnvironmentRecord, Episode, EpisodeStatus, Failure
 from ajet.schema.errors import TaskDataError
@@ -157,11 +157,13 @@ def test_text_filter_finds_words_phrases_and_chinese_and_reads_no_query_language
 
 def test_keep_failures_and_every_n(tmp_path: Path) -> None:
     everyone = episodes(200)
-    failures = EpisodeRecorder(tmp_path / "f.sqlite", RecorderSettings(keep="failures"))
+    failures = EpisodeRecorder(tmp_path / "f.sqlite", make_config({"recorder.keep": "failures"}).ajet)
     kept = [failures.record(episode, 1).result() for episode in everyone]
     assert kept == [episode.status is not EpisodeStatus.COMPLETED for episode in everyone] and any(kept)
     failures.close()
-    every = EpisodeRecorder(tmp_path / "n.sqlite", RecorderSettings(keep="every_n", every_n=3))
+    every = EpisodeRecorder(
+        tmp_path / "n.sqlite", make_config({"recorder.keep": "every_n", "recorder.every_n": 3}).ajet
+    )
     assert [every.record(episode, step).result() for step, episode in enumerate(everyone[:7])] == [
         True, False, False, True, False, False, True,
     ]  # fmt: skip
@@ -170,7 +172,7 @@ def test_keep_failures_and_every_n(tmp_path: Path) -> None:
 
 def test_size_is_bounded_and_the_oldest_are_deleted(tmp_path: Path) -> None:
     limit = 1024 * 1024
-    recorder = EpisodeRecorder(tmp_path / "e.sqlite", RecorderSettings(max_gb=limit / 1024**3))
+    recorder = EpisodeRecorder(tmp_path / "e.sqlite", make_config({"recorder.max_gb": limit / 1024**3}).ajet)
     rng, vocabulary = random.Random(0), Vocabulary()
     for index in range(150):
         recorder.record(math_episode(vocabulary, rng, task=index, long=6000), index)
@@ -186,7 +188,9 @@ def test_size_is_bounded_and_the_oldest_are_deleted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["room", "rewind"])
 def test_a_damaged_episode_can_be_deleted(tmp_path: Path, way: str) -> None:
-    recorder = EpisodeRecorder(tmp_path / "e.sqlite", RecorderSettings(max_gb=1e-3 if way == "room" else 10.0))
+    recorder = EpisodeRecorder(
+        tmp_path / "e.sqlite", make_config({"recorder.max_gb": 1e-3 if way == "room" else 10.0}).ajet
+    )
     rng, vocabulary = random.Random(0), Vocabulary()
     everyone = [math_episode(vocabulary, rng, task=index, long=6000) for index in range(60)]
     assert recorder.record(everyone[0], 1).result()
@@ -270,7 +274,9 @@ def test_odd_values_are_recorded_and_cost_no_other_episode(tmp_path: Path) -> No
 
 
 def test_exports(tmp_path: Path) -> None:
-    recorder = EpisodeRecorder(tmp_path / "e.sqlite", RecorderSettings(json_files=True))
+    recorder = EpisodeRecorder(
+        tmp_path / "e.sqlite", make_config({"trainer_common.save_trajectory_as_json_file": True}).ajet
+    )
     group = episodes(12)
     group[0].log_metrics["ratio"] = float("nan")
     for episode in group:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ajet.config import make_config
 from ajet.observe.episode_store import EpisodeStore
-from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.statistics import (
     Gain,
     RewardCount,
@@ -140,7 +141,9 @@ def test_tasks_have_their_share_of_solved_attempts_by_step(store: EpisodeStore) 
     assert (spent.failed, spent.solved, spent.latest, spent.change, spent.reward, spent.by_step) == (1, *[None] * 4, [])
     everything, _ = task_page(store, TaskFilter())
     assert everything[0].attempts == 5
-    EpisodeRecorder(store.path, RecorderSettings(success_threshold=0.4)).close()  # the run goes on with another one
+    EpisodeRecorder(
+        store.path, make_config({"task_judge.success_threshold": 0.4}).ajet
+    ).close()  # the run goes on with another one
     lenient, _ = task_page(store, TaskFilter(validation=False))
     assert lenient[1].by_step == [(1, 0.0), (3, 1.0)]
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from ajet.config import make_config
 from ajet.observe.episode_store import EpisodeStore
 from ajet.observe.episode_tables import commit, delete_oldest, open_for_writing
-from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.statistics import TASK_SORT_KEYS, TaskFilter, TaskRow, task_page
 from ajet.schema.episode import Episode, EpisodeStatus
 from support.synthetic_run import Vocabulary, math_episode
@@ -57,7 +58,7 @@ class History:
 
     def other_threshold(self) -> None:
         self.recorder.close()
-        EpisodeRecorder(self.path, RecorderSettings(success_threshold=0.5)).close()
+        EpisodeRecorder(self.path, make_config({"task_judge.success_threshold": 0.5}).ajet).close()
         self.recorder = EpisodeRecorder(self.path)
 
     def cut(self) -> None:

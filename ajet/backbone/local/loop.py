@@ -34,7 +34,7 @@ from ajet.engine.base import Engine, EnginePlacement
 from ajet.observe.metrics import helper_use, read_metrics
 from ajet.observe.progress import Progress
 from ajet.observe.progress_state import RunningTotal
-from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.run_files import read_events, was_cut_off
 from ajet.schema.episode import Episode, EpisodeGroup, FloatArray
 from ajet.schema.errors import EXIT_FAILED, FRESH, ConfigError
@@ -77,9 +77,7 @@ class LocalRun:
         self.task_of = {task.task_id: task for task in [*self.tasks, *self.validation_tasks]}
         self.progress = Progress.create(options.progress_mode())
         self.viewer = options.viewer
-        self.recorder = EpisodeRecorder(
-            experiment.episodes, RecorderSettings.from_config(config), masker=experiment.masker
-        )
+        self.recorder = EpisodeRecorder(experiment.episodes, config.ajet, masker=experiment.masker)
         self.checkpoints = CheckpointFolder(
             experiment.checkpoints, keep=self.common.keep_checkpoints, keep_best=self.common.keep_best
         )

@@ -32,7 +32,7 @@ from ajet.observe.logs import ONLY_TO_FILE, Masker
 from ajet.observe.metrics import read_metrics
 from ajet.observe.progress import Progress
 from ajet.observe.progress_state import RunningTotal
-from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.recorder import EpisodeRecorder
 from ajet.observe.run_files import was_cut_off
 from ajet.prompt_tuning.proposal import Candidate
 from ajet.prompt_tuning.search import Search, Sizes
@@ -246,9 +246,7 @@ class PromptRun:
         """Why the search has ended; empty while it goes on."""
         self._refuse_what_changed()
         self.progress = Progress.create(options.progress_mode())
-        self.recorder = EpisodeRecorder(
-            experiment.episodes, RecorderSettings.from_config(config), masker=experiment.masker
-        )
+        self.recorder = EpisodeRecorder(experiment.episodes, config.ajet, masker=experiment.masker)
         self.runtime = Runtime(config, on_episode=self.progress.episode)
         self.trials = EpisodeTrials(
             config, self.runtime, self.split.all, self.recorder, self.progress, experiment.masker

@@ -28,7 +28,7 @@ from ajet.engine.model_source import ModelSource
 from ajet.observe.logs import Masker
 from ajet.observe.metrics import helper_use
 from ajet.observe.progress_state import FailureTally
-from ajet.observe.recorder import EpisodeRecorder, RecorderSettings
+from ajet.observe.recorder import EpisodeRecorder
 from ajet.schema.episode import Episode, EpisodeGroup, Sample
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
@@ -151,7 +151,7 @@ class EpisodeCollector:
     def _open_recorder(self) -> EpisodeRecorder:
         recorder = EpisodeRecorder(
             Path(self._run.experiment_dir) / "episodes.sqlite",
-            RecorderSettings.from_config(self._config),
+            self._config.ajet,
             masker=Masker(self._run.config),
             tokenizer=ModelSource.resolve(self._run.model_path).tokenizer(),
         )
