@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 
 from ajet.config.kinds import TRACKERS, load
 from ajet.observe.logs import Masker
-from ajet.observe.run_files import LineFile, open_text, read_events, whole_record
+from ajet.observe.run_files import LineFile, numbered_records, read_events
 from ajet.schema.files import write_whole
 from ajet.schema.user_code import import_class
 
@@ -92,13 +92,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     A last line that is still being written is left out, and so is one that a full disk or a kill has cut off.
     """
     steps: dict[int, dict[str, Any]] = {}
-    if not path.exists():
-        return []
-    with open_text(path) as file:
-        for line in file:
-            record = whole_record(line)
-            if record is not None and isinstance(record.get("step"), int):
-                steps[record["step"]] = {**steps.pop(record["step"], {}), **record}
+    for _, record in numbered_records(path):
+        if record is not None and isinstance(record.get("step"), int):
+            steps[record["step"]] = {**steps.pop(record["step"], {}), **record}
     return [steps[step] for step in sorted(steps)]
 
 

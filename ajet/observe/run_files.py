@@ -157,12 +157,19 @@ def whole_record(line: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
+def numbered_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """The number, from 1, and the JSON object of each line, without a last line that is still being written. None: the
+    line holds no object."""
+    if path.exists():
+        with open_text(path) as file:
+            for number, line in enumerate(file, 1):
+                if line.endswith("\n"):
+                    yield number, whole_record(line)
+
+
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events in a file, without a last line that is still being written."""
-    if not path.exists():
-        return []
-    with open_text(path) as file:
-        return [event for line in file if (event := whole_record(line)) is not None]
+    """The events in a file."""
+    return [event for _, event in numbered_records(path) if event is not None]
 
 
 def is_complete(folder: Path) -> bool:
@@ -176,14 +183,6 @@ def was_cut_off(folder: Path) -> bool:
     events = read_events(folder / "events.jsonl")
     bounds = [event for event in events if event["event"] in ("started", "resumed", "ended")]
     return len(bounds) > 1 and bounds[-2].get("status") != "completed"  # the last: the present start
-
-
-def unreadable_lines(path: Path) -> list[int]:
-    """The numbers, from 1, of the lines that aren't a JSON object, except a last line that is still being written."""
-    if not path.exists():
-        return []
-    with open_text(path) as file:
-        return [number for number, line in enumerate(file, 1) if line.endswith("\n") and whole_record(line) is None]
 
 
 NOTES_FILE = "notes.json"

@@ -21,7 +21,7 @@ from ajet.observe.experiment import JUDGE, is_running, read_environment
 from ajet.observe.metrics import flatten
 from ajet.observe.progress_state import USED, RunningTotal
 from ajet.observe.run_evidence import Figures, RunEvidence, value_at
-from ajet.observe.run_files import Note, Notes, open_regular, read_events, read_regular, unreadable_lines, whole_record
+from ajet.observe.run_files import Note, Notes, numbered_records, open_regular, read_events, read_regular, whole_record
 from ajet.observe.statistics import Gain
 from ajet.observe.viewer.candidates import PromptHistory
 from ajet.observe.viewer.series import MetricsReader, Shown
@@ -194,7 +194,7 @@ class Experiment:
     def _left_out_events(self) -> list[str]:
         """What of the events can't be read, in words."""
         file = self.path / "events.jsonl"
-        lines = unreadable_lines(file)
+        lines = [number for number, event in numbered_records(file) if event is None]
         more = f" ({len(lines) - 1} more such lines)" if len(lines) > 1 else ""
         return [f"{file}, line {lines[0]}: not an event, and left out{more}"] if lines else []
 
