@@ -1,5 +1,5 @@
 // The candidates of a search for prompt templates: who came from whom, their texts, and how they did task by task.
-import { $, apiOf, appendText, el, experiment, fetchJson, number, poll, seconds, setUrl, short, showLive, signed } from "./common.js";
+import { $, apiOf, appendText, counted, el, experiment, fetchJson, number, poll, seconds, setUrl, short, showLive, signed } from "./common.js";
 import { drawCandidate } from "./candidatecard.js";
 import { drawFamily } from "./family.js";
 import { AT_ONCE, drawScores } from "./taskscores.js";
@@ -9,7 +9,6 @@ const name = experiment(), url = new URLSearchParams(location.search);
 const state = { candidate: url.get("candidate") || "", against: url.get("against") || "", whole: url.get("text") === "whole", purpose: url.get("scores") || "", which: url.get("tasks") || "", shown: AT_ONCE };
 const PURPOSES = { validation: "Validation", confirmation: "Unseen", batch: "Batches", search: "Search" };
 let search = null, stamp = "";
-const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
 
 function tiles() {
   const last = search.rounds.at(-1), { confirmed } = search, spent = search.ended?.spent ?? last?.spent;
@@ -46,7 +45,7 @@ function empty() {
 function refused() {
   const box = $("refused"), open = box.open;
   box.hidden = !search.refused.length;
-  box.replaceChildren(el("summary", {}, el("h2", {}, plural(search.refused.length, "refused proposal")), el("span", { class: "muted" }, " no episode was spent on them")),
+  box.replaceChildren(el("summary", {}, el("h2", {}, counted(search.refused.length, "refused proposal")), el("span", { class: "muted" }, " no episode was spent on them")),
     ...search.refused.slice(-200).reverse().map((one) => el("div", { class: "refusal" }, el("div", {}, el("b", {}, `round ${one.round}`), el("span", { class: "muted" }, ` ${one.kind} of ${one.parents.join(", ")}: `), appendText(el("span", { class: "wrap" }), one.reason)), ...Object.values(one.texts).map((text) => appendText(el("div", { class: "text template", dir: "auto" }), text.slice(0, 2000))))));
   box.open = open;
 }
@@ -65,7 +64,7 @@ function draw() {
   const select = (candidate) => { Object.assign(state, { candidate, against: "" }); setUrl({ candidate, against: "" }); draw(); };
   drawFamily($("family"), search, chosen.id, select);
   const validated = search.candidates.filter((one) => search.trialsOf("validation", one.id).size).length;
-  $("tree-summary").textContent = `${plural(search.candidates.length, "candidate")}, ${number(validated)} validated`;
+  $("tree-summary").textContent = `${counted(search.candidates.length, "candidate")}, ${number(validated)} validated`;
   drawCandidate($("candidate"), {
     name, search, one: chosen, against: against?.id === chosen.id ? null : against, whole: state.whole, select,
     compare: (id) => { state.against = id; setUrl({ against: id }); draw(); },
@@ -74,7 +73,7 @@ function draw() {
   purposes();
   $("which").value = state.which;
   const { rows, tasks, columns } = drawScores($("scores"), { name, search, purpose: state.purpose, which: state.which, chosen: chosen.id, against, shown: state.shown, select, more: (shown) => { state.shown = shown; draw(); } });
-  $("scores-summary").textContent = `${rows === tasks ? plural(tasks, "task") : `${number(rows)} of ${plural(tasks, "task")}`}, ${plural(columns, "candidate")}`;
+  $("scores-summary").textContent = `${rows === tasks ? counted(tasks, "task") : `${number(rows)} of ${counted(tasks, "task")}`}, ${counted(columns, "candidate")}`;
   refused();
 }
 

@@ -1,5 +1,5 @@
 // A conversation: messages with reasoning, tool calls and results.
-import { $, el, isLong, oddName, short, signClass, signed, textBlock, appendText } from "./common.js";
+import { $, el, isLong, mean, oddName, short, signClass, signed, textBlock, appendText } from "./common.js";
 import { appendMarkdown } from "./markdown.js";
 
 const isRaw = () => localStorage.getItem("ajet-raw") === "1";
@@ -46,10 +46,7 @@ export function leavesOf(calls) {
 export const mainOf = (calls) => (leavesOf(calls).findLast((call) => call.agent === calls[0].agent && !call.drop) ?? calls.at(-1))?.index ?? -1;
 
 /** The mean advantage of the calls that have one. */
-export function advantageOf(calls) {
-  const known = calls.map((call) => call.advantage).filter((value) => value !== null);
-  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
-}
+export const advantageOf = (calls) => mean(calls.map((call) => call.advantage).filter((value) => value !== null));
 
 /** A figure below its label. */
 export const score = (label, value, colour = "") => el("div", {}, el("span", {}, label), el("b", { class: colour }, value));

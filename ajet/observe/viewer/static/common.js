@@ -83,6 +83,9 @@ export function number(value, digits = 4) {
   return String(Number(value.toPrecision(digits)));
 }
 export const short = (value) => number(value, 3);
+/** `1 step`, `2 steps`. */
+export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+export const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 export const percent = (share) => share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`;
 export const signed = (value) => value === null || value === undefined ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "") + number(Math.abs(value), 3);
 export function seconds(value) {
@@ -176,6 +179,14 @@ export function setUrl(values) {
   if (url.href !== location.href) history.replaceState(null, "", url);
 }
 
+/** Call what belongs to a key when it is pressed, but not while the reader types. */
+export function onKeys(handlers) {
+  addEventListener("keydown", (event) => {
+    if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+    handlers[event.key]?.(event);
+  });
+}
+
 export function debounce(work, milliseconds) {
   let timer;
   return (...values) => { clearTimeout(timer); timer = setTimeout(() => work(...values), milliseconds); };
@@ -200,6 +211,12 @@ export function appendText(node, text) {
   }
   if (last < text.length) node.append(text.slice(last));
   return node;
+}
+
+/** Show what was asked, as the title of a page. */
+export function showQuery(text, node = $("query")) {
+  node.replaceChildren();
+  appendText(node, text).dir = "auto";
 }
 
 export const isLong = (text) => text.length > SHOWN_CHARACTERS;

@@ -1,5 +1,5 @@
 // Two attempts at a task side by side. Messages that are the same stand once; in the others, the words that differ are marked.
-import { $, apiOf, appendLong, appendText, el, experiment, fetchJson, number, pageOf, pill, rewardClass, seconds, setUrl, short, signClass, signed, textBlock } from "./common.js";
+import { $, apiOf, appendLong, appendText, counted, el, experiment, fetchJson, number, onKeys, pageOf, pill, rewardClass, seconds, setUrl, short, showQuery, signClass, signed, textBlock } from "./common.js";
 import { advantageOf, argumentsOf, contentOf, conversation, leavesOf, mainOf, score } from "./chat.js";
 import { aligned, wordDifferences } from "./diff.js";
 
@@ -99,8 +99,7 @@ function show() {
     return [...divider, el("div", { class: "pair" }, bubbles(left[i], right[j]))];
   }));
   const count = rows.filter(([, , same]) => !same).length, alike = rows.length - count;
-  const message = (number_) => `${number(number_)} message${number_ === 1 ? "" : "s"}`;
-  $("verdict").textContent = !rows.length ? "Neither made a model call." : first < 0 ? `The same, word for word: ${message(rows.length)}.` : `${message(alike)} the same, ${number(count)} not; the first difference is in message ${first + 1}${whatDiffers(left[rows[first][0]], right[rows[first][1]])}.`;
+  $("verdict").textContent = !rows.length ? "Neither made a model call." : first < 0 ? `The same, word for word: ${counted(rows.length, "message")}.` : `${counted(alike, "message")} the same, ${number(count)} not; the first difference is in message ${first + 1}${whatDiffers(left[rows[first][0]], right[rows[first][1]])}.`;
   $("to-first").hidden = first < 0;
 }
 
@@ -140,7 +139,7 @@ async function load() {
     if (!attempts.length) attempts = (await fetchJson(`${apiOf(name)}/task/${encodeURIComponent(views[0].episode.task_id)}`)).attempts;
     if (turn !== turns) return;
     sides.forEach((side, index) => { side.view = views[index]; });
-    $("query").replaceChildren(); appendText($("query"), views[0].query || views[0].episode.task_id); $("query").dir = "auto";
+    showQuery(views[0].query || views[0].episode.task_id);
     show();
   } catch (error) { if (turn === turns) $("verdict").textContent = error.message; }
   $("differences-page").dataset.ready = "1";
@@ -148,5 +147,5 @@ async function load() {
 
 $("to-first").addEventListener("click", () => $("first").scrollIntoView({ block: "start" }));
 $("swap").addEventListener("click", () => { const [{ id, leaf }] = sides; Object.assign(sides[0], { id: sides[1].id, leaf: sides[1].leaf }); Object.assign(sides[1], { id, leaf }); load(); });
-addEventListener("keydown", (event) => { if (event.key === "n" && !event.target.matches("input, select, textarea") && !event.ctrlKey && !event.metaKey && !event.altKey) $("first")?.scrollIntoView({ block: "start" }); });
+onKeys({ n: () => $("first")?.scrollIntoView({ block: "start" }) });
 await load();

@@ -1,5 +1,5 @@
 // One episode: conversation, call tree, tokens, details. The URL records what is shown.
-import { $, agentColours, apiOf, appendText, clock, copy, copyLink, el, experiment, fetchAnswer, fetchJson, number, pageOf, pill, rewardClass, seconds, setUrl, short, signClass, signed, toast } from "./common.js";
+import { $, agentColours, apiOf, appendText, clock, copy, copyLink, counted, el, experiment, fetchAnswer, fetchJson, number, onKeys, pageOf, pill, rewardClass, seconds, setUrl, short, showQuery, signClass, signed, toast } from "./common.js";
 import { advantageOf, conversation, conversationText, curlOf, leavesOf, mainOf, messageNode, rawSwitch } from "./chat.js";
 import { drawGraph, markCurrent } from "./graph.js";
 import { showNote } from "./notes.js";
@@ -25,8 +25,7 @@ const onPath = (leaf, index) => { for (let at = leaf; at >= 0; at = view.calls[a
 function facts() {
   const { episode } = view;
   $("status").replaceChildren(pill(episode.status), " ", ...episode.outcomes.map((outcome) => el("span", { class: "pill warn" }, outcome)), view.validation ? el("span", { class: "pill accent" }, "validation") : "");
-  $("title").replaceChildren(); appendText($("title"), view.query || episode.task_id);
-  $("title").dir = "auto";
+  showQuery(view.query || episode.task_id, $("title"));
   $("ids").replaceChildren(appendText(el("a", { href: pageOf(name, "task", episode.task_id) }), episode.task_id), ` · ${episode.id}`);
   const entry = (label, value, colour = "") => [el("div", {}, el("dt", {}, label), el("dd", { class: colour }, value))];
   const mean = advantageOf(view.calls);
@@ -45,7 +44,7 @@ function facts() {
     else $(button).setAttribute("aria-disabled", "true");
   }
   const forks = view.calls.filter((call) => call.fork).length;
-  $("tree-summary").textContent = [[view.calls.length, "call"], [leavesOf(view.calls).length, "conversation"], [forks, "fork"]].filter(([count]) => count).map(([count, noun]) => `${count} ${noun}${count === 1 ? "" : "s"}`).join(", ");
+  $("tree-summary").textContent = [[view.calls.length, "call"], [leavesOf(view.calls).length, "conversation"], [forks, "fork"]].filter(([count]) => count).map(([count, noun]) => counted(count, noun)).join(", ");
 }
 
 // ---------------------------------------------------------------- views
@@ -164,11 +163,8 @@ $("copies").addEventListener("click", async (event) => {
   else if (what === "json") { toast("Fetching…"); copy(await (await fetchAnswer(`${apiOf(name)}/raw/${encodeURIComponent(id)}`)).text(), "Episode as JSON"); }
   else if (what === "curl") copy(curlOf(view, state.call), "curl command");
 });
-addEventListener("keydown", (event) => {
-  if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.key === "j") $("after").href && $("after").click();
-  if (event.key === "k") $("before").href && $("before").click();
-});
+const follow = (link) => link.href && link.click();
+onKeys({ j: () => follow($("after")), k: () => follow($("before")) });
 
 try {
   view = await fetchJson(`${apiOf(name)}/episode/${encodeURIComponent(id)}`);

@@ -1,5 +1,5 @@
 // Who came from whom: an outline of all candidates, with the lines of descent beside it.
-import { appendText, el, number, short } from "./common.js";
+import { appendText, counted, el, number, short } from "./common.js";
 import { wordDifferences } from "./diff.js";
 
 const ROW = 46, STEP = 16, LEFT = 18, DEEPEST = 9;
@@ -25,7 +25,7 @@ function scoreNode(search, one) {
   if (!score) return el("span", { class: "member-score muted" }, "not tried yet");
   const bar = el("i", { class: "meter" }), whole = score.purpose === "validation";
   bar.style.setProperty("--share", Math.max(0, Math.min(1, score.value / (search.highest || 1))));
-  return el("span", { class: `member-score ${whole ? "" : "muted"}`, title: `mean reward on ${score.tasks} ${score.purpose} task${score.tasks === 1 ? "" : "s"}` }, bar, el("b", {}, short(score.value)), el("span", { class: "of" }, whole ? "" : `on ${score.tasks}`));
+  return el("span", { class: `member-score ${whole ? "" : "muted"}`, title: `mean reward on ${counted(score.tasks, `${score.purpose} task`)}` }, bar, el("b", {}, short(score.value)), el("span", { class: "of" }, whole ? "" : `on ${score.tasks}`));
 }
 
 export function drawFamily(holder, search, chosen, select) {

@@ -1,5 +1,5 @@
 // The episodes of a group side by side: what they have in common, and what their rewards reward.
-import { $, agentColours, apiOf, appendText, el, experiment, fetchJson, number, pageOf, pill, rewardClass, short, signClass, signed } from "./common.js";
+import { $, agentColours, apiOf, appendText, counted, el, experiment, fetchJson, mean, number, pageOf, pill, rewardClass, short, showQuery, signClass, signed } from "./common.js";
 import { conversation, mainOf, messageNode, rawSwitch, score } from "./chat.js";
 
 const name = experiment();
@@ -20,10 +20,9 @@ const { rows, total, episodes } = await fetchJson(`${apiOf(name)}/group/${encode
 if (!rows.length) $("about-group").textContent = "No episodes of this group are recorded.";
 else {
   const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
-  const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
-  const spread = Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / rewards.length);
-  $("query").replaceChildren(); appendText($("query"), episodes[0].query || rows[0].preview || rows[0].task_id);
-  $("about-group").replaceChildren(appendText(el("a", { href: pageOf(name, "task", rows[0].task_id) }), rows[0].task_id), `${episodes[0].has_tokens ? ` · step ${rows[0].step}` : ""} · ${number(total)} episode${total === 1 ? "" : "s"} · ${rewards.length ? `reward ${short(mean)} ± ${short(spread)}` : "all failed"}${spread === 0 && rewards.length > 1 && !rows[0].validation && episodes[0].has_tokens ? " · all equal: this group teaches nothing" : ""}`);
+  const middle = mean(rewards), spread = Math.sqrt(mean(rewards.map((reward) => (reward - middle) ** 2)));
+  showQuery(episodes[0].query || rows[0].preview || rows[0].task_id);
+  $("about-group").replaceChildren(appendText(el("a", { href: pageOf(name, "task", rows[0].task_id) }), rows[0].task_id), `${episodes[0].has_tokens ? ` · step ${rows[0].step}` : ""} · ${counted(total, "episode")} · ${rewards.length ? `reward ${short(middle)} ± ${short(spread)}` : "all failed"}${spread === 0 && rewards.length > 1 && !rows[0].validation && episodes[0].has_tokens ? " · all equal: this group teaches nothing" : ""}`);
   if (rows.length > 1) {
     $("differences").href = `${pageOf(name, "differences")}?group=${encodeURIComponent($("group").dataset.group)}`;
     $("differences").title = "Best and worst side by side; others can be chosen there";

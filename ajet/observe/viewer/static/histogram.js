@@ -1,6 +1,6 @@
 // How the rewards of each step are spread: a row for each reward (or range of rewards), a column for each step, and the
 // bars of the step that the reader points at.
-import { el, number, short, style } from "./common.js";
+import { counted, el, number, short, style } from "./common.js";
 import { pageColours, plotOptions, resizePlot, saveButtons } from "./plot.js";
 import { cellChart } from "./svg.js";
 
@@ -108,7 +108,7 @@ export class RewardHistogram {
     if (!counts) return;
     const [first, last] = this.stepsAt(at);
     const most = Math.max(...counts), total = counts.reduce((sum, count) => sum + count, 0);
-    this.now.replaceChildren(el("span", { class: "step" }, first === last ? `step ${first}` : `steps ${first}–${last}`), `${number(total)} episode${total === 1 ? "" : "s"}`);
+    this.now.replaceChildren(el("span", { class: "step" }, first === last ? `step ${first}` : `steps ${first}–${last}`), counted(total, "episode"));
     this.keys.replaceChildren(...counts.map((count, bin) => {
       const bar = el("i");
       bar.style.height = `${Math.round(20 * count / (most || 1))}px`;

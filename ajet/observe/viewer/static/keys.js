@@ -1,5 +1,5 @@
 // `?` lists the keys of a page, `/` goes to its search. And the button that copies the page's address.
-import { $, copyLink, el } from "./common.js";
+import { $, copyLink, el, onKeys } from "./common.js";
 
 const KEYS = [["?", "show these keys"], ["/", "search on this page"], ["h", "all experiments"]];
 const ON_EPISODE = [["j", "next episode"], ["k", "previous episode"], ["← →", "move over tabs, or over tokens"], ["↑ ↓", "move over lines of tokens"]];
@@ -17,10 +17,8 @@ function list() {
 }
 
 $("copy-link")?.addEventListener("click", copyLink);
-addEventListener("keydown", (event) => {
-  if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.key === "?" && !$("keys")) list();
+function toSearch(event) {
   const search = document.querySelector("input[type=search]");
-  if (event.key === "/" && search) { event.preventDefault(); search.focus(); }
-  if (event.key === "h") location.href = "/";
-});
+  if (search) { event.preventDefault(); search.focus(); }
+}
+onKeys({ "?": () => { if (!$("keys")) list(); }, "/": toSearch, h: () => { location.href = "/"; } });

@@ -1,5 +1,5 @@
 // The overview of a run: whether it is learning, what is wrong, and the episodes that show it.
-import { $, apiOf, appendText, el, experiment, fetchJson, fillRows, modelName, number, pageOf, percent, pill, poll, rewardClass, seconds, short, showLive } from "./common.js";
+import { $, apiOf, appendText, counted, el, experiment, fetchJson, fillRows, modelName, number, pageOf, percent, pill, poll, rewardClass, seconds, short, showLive } from "./common.js";
 import { Charts } from "./charts.js";
 import { OVERVIEW, metricsOf } from "./panels.js";
 
@@ -36,7 +36,7 @@ function tasks(found) {
   $("tasks-of-note").hidden = !found.improved;
   if (!found.improved) return;
   $("improved").replaceChildren(...taskRows(found.improved, (one) => [el("span", { class: "good strong" }, `+${percent(one.change)}`), el("span", { class: "muted" }, ` to ${percent(one.latest)} solved`)], "No task is solved more often in its last step than in its first."));
-  $("unsolved").replaceChildren(...taskRows(found.unsolved, (one) => el("span", { class: "muted" }, `${number(one.attempts)} attempt${one.attempts === 1 ? "" : "s"}`), "Each task was solved at least once."));
+  $("unsolved").replaceChildren(...taskRows(found.unsolved, (one) => el("span", { class: "muted" }, counted(one.attempts, "attempt")), "Each task was solved at least once."));
   $("unsolved-count").replaceChildren(...(found.unsolved_count > found.unsolved.length ? [el("a", { href: page("tasks?solved_max=0&sort=attempts&order=desc") }, `all ${number(found.unsolved_count)}`)] : []));
 }
 

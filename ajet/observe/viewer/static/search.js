@@ -1,7 +1,7 @@
 // What a search for prompt templates has found, and what can be read off it.
+import { mean } from "./common.js";
 
 const byNumber = (a, b) => a.localeCompare(b, "en", { numeric: true });
-const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 /** What counts in a mean: a failure 0, a fault of engine or machine nothing. */
 export const valueOf = (trial) => (trial.fault ? null : trial.reward ?? 0);
 

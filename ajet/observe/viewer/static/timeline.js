@@ -1,5 +1,5 @@
 // What happened in an episode, by time: model calls, tools, environment steps and spans, one row for each.
-import { appendText, el, seconds, short, textBlock } from "./common.js";
+import { appendText, counted, el, seconds, short, textBlock } from "./common.js";
 
 const KINDS = { call: "model call", tools: "tools", environment: "environment", span: "span" };
 const precise = (value) => (value < 0.001 ? "< 1 ms" : value < 1 ? `${Math.round(1000 * value)} ms` : seconds(value));
@@ -63,7 +63,7 @@ export function drawTimeline(holder, view, colourOf, select) {
   const scale = scaleOf(timed, start, end);
   const counts = Object.entries(KINDS).map(([kind, noun]) => [entries.filter((entry) => entry.kind === kind).length, kind, noun]).filter(([count]) => count);
   const noun = { call: "model call", tools: "tool use", environment: "environment event", span: "span" };
-  const legend = el("p", { class: "timeline-legend" }, counts.map(([count, kind]) => el("span", {}, el("i", { class: `dot of-${kind}` }), `${count} ${noun[kind]}${count === 1 ? "" : "s"}`)), el("span", { class: "spring" }), scale.waited ? el("span", {}, el("i", { class: "dot of-wait" }), `${precise(scale.waited)} in which nothing was recorded`) : null, leftOut ? el("span", { class: "warn" }, `${leftOut} more were not kept`) : null);
+  const legend = el("p", { class: "timeline-legend" }, counts.map(([count, kind]) => el("span", {}, el("i", { class: `dot of-${kind}` }), counted(count, noun[kind]))), el("span", { class: "spring" }), scale.waited ? el("span", {}, el("i", { class: "dot of-wait" }), `${precise(scale.waited)} in which nothing was recorded`) : null, leftOut ? el("span", { class: "warn" }, `${leftOut} more were not kept`) : null);
   const axis = el("div", { class: "moment axis", "aria-hidden": "true" }, el("span", { class: "what" }), el("span", { class: "place" }, [0, 0.25, 0.5, 0.75, 1].map((share) => { const time = scale.time(share), mark = el("span", {}, time === null ? "" : `${time.toFixed(scale.shown < 10 ? 1 : 0)} s`); mark.style.left = `${100 * share}%`; return mark; })), el("span", { class: "when" }));
   holder.replaceChildren(el("div", { class: "card timeline" }, legend, axis, entries.map((entry) => row(entry, scale, colourOf, view, select))));
 }
