@@ -137,9 +137,8 @@ def _show_gains(gains: Sequence[RunGain], *, moved: bool) -> None:
         if gain is None:
             rows.append([label, "no shared task", *[""] * 5])
             continue
-        interval = f"{gain.low:+.3f} … {gain.high:+.3f}"
-        counts = [gain.tasks, gain.better, gain.worse]
-        rows.append([label, f"{gain.value:+.3f}", interval, f"{gain.p:.2g}", *map(str, counts)])
+        counts = map(str, (gain.tasks, gain.better, gain.worse))
+        rows.append([label, f"{gain.value:+.3f}", gain.interval, f"{gain.p:.2g}", *counts])
     print_table(["task by task", "gain", "95 % interval", "p", "tasks", "better", "worse"], rows, right=range(1, 7))
     for one in gains:
         if one.gain is not None and one.gain.unshared:

@@ -235,7 +235,7 @@ def table(cells: Sequence[Evaluation]) -> tuple[list[str], list[list[str]]]:
             one.model,
             *("–" if share is None else f"{share.value:.3f} ({share.low:.3f} … {share.high:.3f})" for share in shares),
             "–" if mean is None else f"{mean:.3f}",
-            "" if gain is None else f"{gain.value:+.3f} ({gain.low:+.3f} … {gain.high:+.3f})",
+            "" if gain is None else f"{gain.value:+.3f} ({gain.interval})",
             "" if gain is None else f"{gain.p:.2g}",
             str(one.episodes - sum(map(len, one.rewards.values()))),
             f"{one.prompt_tokens:,}",

@@ -74,9 +74,14 @@ class Gain(NamedTuple):
         better, worse = int((found > 0).sum()), int((found < 0).sum())
         return cls(mean, mean - half, mean + half, sign_flip_p(found), count, unshared, better, worse)
 
+    @property
+    def interval(self) -> str:
+        """`+0.100 … +0.300`; a dash if there is none."""
+        return f"{self.low:+.3f} … {self.high:+.3f}" if math.isfinite(self.low) else "–"
+
     def __str__(self) -> str:
-        interval = f"({self.low:+.3f} … {self.high:+.3f})" if math.isfinite(self.low) else "(one task: no interval)"
-        return f"{self.value:+.3f}  {interval}  p {self.p:.2g}"
+        interval = self.interval if math.isfinite(self.low) else "one task: no interval"
+        return f"{self.value:+.3f}  ({interval})  p {self.p:.2g}"
 
 
 def t_quantile(freedom: int) -> float:

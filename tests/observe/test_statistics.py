@@ -94,6 +94,7 @@ def test_too_little_to_say() -> None:
     assert Gain.of({"a": 1.0}, {"b": 1.0}) is None
     one = Gain.of({"a": 0.0}, {"a": 1.0})
     assert one is not None and one.p == 1 and one.low < 0 < one.high and "one task: no interval" in str(one)
+    assert one.interval == "–"
 
 
 REWARDS = {
