@@ -1,7 +1,7 @@
 """`Progress`: what a run shows while it is going on.
 
 A live display on a terminal (`progress_live.py`, which loads rich), an HTML block in a notebook, plain lines elsewhere,
-JSON lines with `--json`, only errors with `--quiet`. Any thread may call any method. It writes no files.
+JSON lines with `--json`, nothing with `--quiet`. Any thread may call any method. It writes no files.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class ProgressMode(StrEnum):
     JSON = "json"
     """One JSON object per line on stdout, for programs."""
     QUIET = "quiet"
+    """Nothing: errors are the log's."""
 
 
 class Progress:
@@ -72,7 +73,7 @@ class Progress:
 
             return cls(LiveDisplay(stream))
         if mode is ProgressMode.QUIET:
-            return cls(QuietDisplay())
+            return cls(Display())
         return cls(JsonDisplay(stream) if mode is ProgressMode.JSON else PlainDisplay(stream))
 
     def start(
@@ -141,10 +142,10 @@ class Progress:
         with self._lock:
             self.state.standing = text
 
-    def message(self, text: str, level: str = "info") -> None:
-        """Show a line of text. `level`: info | warning | error."""
+    def message(self, text: str) -> None:
+        """Show a line of text."""
         with self._lock:
-            self._display.message(text, level)
+            self._display.message(text)
 
     def close(self) -> None:
         with self._lock:
@@ -207,8 +208,8 @@ class PlainDisplay(Display):
         rest += cost_texts(state.spent.figures())
         self._line("  ".join([f"{state.unit} {state.step}{total}", *shown, *rest]))
 
-    def message(self, text: str, level: str) -> None:
-        self._line(text if level == "info" else f"{level}: {text}")
+    def message(self, text: str) -> None:
+        self._line(text)
 
 
 class JsonDisplay(Display):
@@ -255,16 +256,8 @@ class JsonDisplay(Display):
     def step(self, state: ProgressState) -> None:
         self._write(event="step", step=state.step, metrics=as_json(state.metrics), total=state.spent.figures())
 
-    def message(self, text: str, level: str) -> None:
-        self._write(event="message", level=level, text=text)
-
-
-class QuietDisplay(Display):
-    """Errors, on stderr; nothing else."""
-
-    def message(self, text: str, level: str) -> None:
-        if level == "error":
-            print(printable(f"error: {text}"), file=sys.stderr, flush=True)
+    def message(self, text: str) -> None:
+        self._write(event="message", level="info", text=text)
 
 
 def in_notebook() -> bool:
@@ -301,8 +294,8 @@ class NotebookDisplay(Display):
     def validation(self, step: int, state: ProgressState) -> None:
         self._draw(state, now=True)
 
-    def message(self, text: str, level: str) -> None:
-        self._lines.append(text if level == "info" else f"{level}: {text}")
+    def message(self, text: str) -> None:
+        self._lines.append(text)
 
     def close(self) -> None:
         if self._handle is not None:

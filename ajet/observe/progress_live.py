@@ -24,7 +24,6 @@ from ajet.schema.printable import printable
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _REFRESH_PER_SECOND = 4
 _GIB = 1024**3
-_STYLES = {"warning": "yellow", "error": "bold red"}
 _LABEL_WIDTH = 11
 _BAR_WIDTH = 24
 _SPARK_WIDTH = 40
@@ -190,8 +189,8 @@ class LiveDisplay(Display):
     def step(self, state: ProgressState) -> None:
         self._row(f"{state.step}/{state.total_steps}" if state.total_steps else str(state.step), state)
 
-    def message(self, text: str, level: str) -> None:
-        self._console.print(Text(printable(text), style=_STYLES.get(level, "")))
+    def message(self, text: str) -> None:
+        self._console.print(Text(printable(text)))
 
     def close(self) -> None:
         self._closed = True
