@@ -33,7 +33,6 @@ class _Trial(msgspec.Struct):
 
 class _Template(msgspec.Struct):
     text: str
-    engine: str = ""
 
 
 class _Started(msgspec.Struct):
@@ -59,8 +58,6 @@ class _Candidate(msgspec.Struct):
 class _Scores(msgspec.Struct):
     candidate: str
     purpose: str
-    round: int = 0
-    mean: float | None = None
     trials: list[_Trial] = []
 
 
@@ -76,7 +73,6 @@ class _Round(msgspec.Struct):
     round: int
     best: str
     score: float | None = None
-    refused: int = 0
     rounds: int | None = None
     spent: dict[str, float] = {}
     left: dict[str, float] | None = None
@@ -84,34 +80,24 @@ class _Round(msgspec.Struct):
 
 
 class _Confirmed(msgspec.Struct):
-    start: str
-    best: str
-    tasks: int
     before: float
     after: float
     gain: float
-    low: float
-    high: float
-    p: float
     within_noise: bool
 
 
 class _Ended(msgspec.Struct):
     reason: str = ""
-    round: int = 0
-    rounds: int = 0
     spent: dict[str, float] | None = None
     """With the confirmation."""
 
 
 class _Best(msgspec.Struct):
     candidate: str
-    version: str = ""
-    score: float | None = None
 
 
 class _Story(msgspec.Struct):
-    """Everything that the lines say, in their order."""
+    """What the lines say, in their order, as far as the page shows it."""
 
     started: _Started | None = None
     candidates: list[_Candidate] = []
