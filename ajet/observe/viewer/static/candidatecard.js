@@ -13,8 +13,8 @@ const TRIED = { validation: "all validation tasks", confirmation: "unseen tasks"
 const choice = (search, id, select) => (search.byId.has(id) ? el("button", { class: "more", type: "button", on: { click: () => select(id) } }, id) : el("span", {}, id));
 
 /** Links to the episodes behind a trial; the first says what came of it. */
-export function episodeLinks(name, trial, label = null) {
-  const worth = label ?? (trial.fault ? "fault" : trial.failure && trial.reward === null ? "failed" : short(trial.reward));
+export function episodeLinks(name, trial) {
+  const worth = trial.fault ? "fault" : trial.failure && trial.reward === null ? "failed" : short(trial.reward);
   const about = [trial.failure, trial.episodes.length ? "" : "its episode isn't recorded"].filter(Boolean).join("; ");
   if (!trial.episodes.length) return [el("span", { class: "worth", title: about }, worth)];
   return trial.episodes.map((id, index) => el("a", { href: pageOf(name, "episode", id), title: about || `episode ${id}` }, index ? ` ${index + 1}` : worth));

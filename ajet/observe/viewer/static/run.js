@@ -56,11 +56,10 @@ async function results() {
   const found = await Promise.all(runs.map((run) => fetchJson(`${apiOf(run.name)}/metrics?${query}`)));
   const columns = RESULTS.filter((column) => found.some(({ ends }) => ends[column.metric]));
   const cell = ({ ends }, column) => {
-    const format = column.format || short;
     if (!ends[column.metric]) return el("td", { class: "num muted" }, "–");
     const [first, highest, last] = ends[column.metric];
-    if (column.best) return el("td", { class: "num strong" }, format(highest));
-    return el("td", { class: "num" }, column.first ? el("span", { class: "muted" }, `${format(first)} → `) : null, el(column.first ? "b" : "span", {}, format(last)));
+    if (column.best) return el("td", { class: "num strong" }, short(highest));
+    return el("td", { class: "num" }, column.first ? el("span", { class: "muted" }, `${short(first)} → `) : null, el(column.first ? "b" : "span", {}, short(last)));
   };
   $("results").replaceChildren(
     el("thead", {}, el("tr", {}, el("th", {}, "Run"), el("th", { class: "num" }, "Steps"), columns.map((column) => el("th", { class: "num" }, column.label)))),
