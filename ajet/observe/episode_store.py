@@ -82,7 +82,6 @@ class Facets:
     tags: dict[str, int] = field(default_factory=dict)
     agents: dict[str, int] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
-    validations: int = 0
 
 
 class EpisodeStore:
@@ -216,9 +215,9 @@ class EpisodeStore:
             return self._facets[1]
 
     def _count(self) -> Facets:
-        total, newest, validations = self._connection.execute(
+        total, newest = self._connection.execute(
             # each part comes from an index, none from the rows
-            "SELECT count(*), (SELECT coalesce(max(step), 0) FROM episode), coalesce(sum(validation), 0) FROM episode"
+            "SELECT count(*), (SELECT coalesce(max(step), 0) FROM episode) FROM episode"
         ).fetchone()
         return Facets(
             total=total,
@@ -230,7 +229,6 @@ class EpisodeStore:
             failures=self._counts(
                 "SELECT failure, count(*) FROM episode WHERE failure != '' AND status != 'cancelled' GROUP BY failure"
             ),
-            validations=validations,
         )
 
     def _counts(self, query: str) -> dict[str, int]:
