@@ -56,8 +56,6 @@ class EpisodeCredit:
 
     episode_id: str
     calls: list[CallCredit]
-    skipped: bool = False
-    """Left out because its group has zero variance: none of its calls has an entry."""
     norm: LossNorm = LossNorm.TOKEN_MEAN
     """What its weights are divided by, in each part of the batch that is an update of its own."""
 
@@ -284,7 +282,7 @@ def _credited(
             calls = [CallCredit() for _ in episode.calls]
             if trained[number][index]:
                 calls = _entries(episode, advantages[number][index], weights[number][index], settings.multiplicity)
-            row.append(EpisodeCredit(episode.episode_id, calls, skipped=drop[number], norm=settings.loss_norm))
+            row.append(EpisodeCredit(episode.episode_id, calls, settings.loss_norm))
         credited.append(row)
     return credited
 

@@ -238,7 +238,7 @@ def test_zero_variance_groups() -> None:
     groups = [[single(1.0), single(1.0)], [single(1.0), single(0.0)]]
     skip = compute_credit(groups, CreditSettings())
     assert skip.zero_variance_groups == 1
-    assert [episode.skipped for episode in skip.episodes] == [True, True, False, False]
+    assert [episode.trained for episode in skip.episodes] == [False, False, True, True]
     assert [call.weight for episode in skip.episodes for call in episode.calls] == [0.0, 0.0, 1 / 20, 1 / 20]
     keep = compute_credit(groups, CreditSettings(zero_variance=ZeroVariance.KEEP))
     assert [call.weight for episode in keep.episodes for call in episode.calls] == [1 / 40] * 4
@@ -249,7 +249,7 @@ def test_a_group_without_trained_tokens_is_not_one_of_equal_rewards() -> None:
     groups = [[single(1.0, tokens=0), single(0.0, tokens=0)], [single(1.0), single(1.0)]]
     found = compute_credit(groups, CreditSettings())
     assert (found.zero_variance_groups, found.metrics["credit/zero_variance_groups"]) == (1, 1.0)
-    assert all(episode.skipped for episode in found.episodes)
+    assert not any(episode.trained for episode in found.episodes)
 
 
 def test_a_failed_attempt_without_trained_tokens_still_counts_in_the_statistics() -> None:
