@@ -5,7 +5,6 @@ environment.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import os
 import re
@@ -317,7 +316,7 @@ class VllmServer:
             return
         _signal_group(process, signal.SIGTERM)
         end = time.monotonic() + STOP_SECONDS
-        while (process.poll() is None or _group_lives(process)) and time.monotonic() < end:
+        while (process.poll() is None or _signal_group(process, 0)) and time.monotonic() < end:
             await asyncio.sleep(0.05)
         _signal_group(process, signal.SIGKILL)
         await asyncio.to_thread(process.wait)
@@ -347,16 +346,11 @@ def reason_in(log: str) -> str:
     return error_in(log) or (log.strip().splitlines() or ["it said nothing"])[-1].strip()[:500]
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to the whole process group, which may outlive its first process."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
-def _group_lives(process: subprocess.Popen[bytes]) -> bool:
-    """Whether anything of the process group is left."""
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Send a signal (0: none) to the whole process group, which may outlive its first process. Returns whether anything
+    of it is left."""
     try:
-        os.killpg(process.pid, 0)
+        os.killpg(process.pid, number)
     except ProcessLookupError:
         return False
     return True
