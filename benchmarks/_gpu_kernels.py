@@ -12,8 +12,8 @@ from tree_training import Timings, Way, group, items_for, update_of
 
 from ajet.backbone.local.learner import with_adapters
 from ajet.schema.errors import UserError
-from ajet.trainer.executor import CompiledForward, check_same
-from ajet.trainer.forward import Forward, PackForward, require_liger, why_not_liger
+from ajet.trainer.executor import check_same
+from ajet.trainer.forward import PackForward, require_liger, why_not_liger
 from ajet.trainer.pack import Item, Layout, make_packs
 
 BUDGET = 16384
@@ -44,8 +44,8 @@ def kernels(shape: Shape, place: Place) -> dict[str, Any]:
     n = 4 if place.device == "cuda" else 1
     items = items_for(group(8, 2, 400 * n, 20 * n, 100 * n))
     plain = PackForward(BUDGET)
-    liger = replace(plain, liger=True)
-    ways: dict[str, Forward] = {"compiled": CompiledForward(plain), "liger": liger, "both": CompiledForward(liger)}
+    options = {"compiled": {"compiled": True}, "liger": {"liger": True}, "both": {"compiled": True, "liger": True}}
+    ways = {name: replace(plain, **given) for name, given in options.items()}
     found: dict[str, Any] = {"plain": _timed(model, items, plain, place)}
     for name, forward in ways.items():
         if name != "compiled" and (lacking := _no_liger(model, place)):
@@ -69,7 +69,7 @@ def _no_liger(model: Any, place: Place) -> str | None:
     return why_not_liger(model)
 
 
-def _timed(model: Any, items: list[Item], forward: Forward, place: Place) -> dict[str, Any]:
+def _timed(model: Any, items: list[Item], forward: PackForward, place: Place) -> dict[str, Any]:
     timings = Timings(place.device, 3)
     way = Way("update", forward, make_packs(items, Layout.TREE, BUDGET))
     update = update_of(model, way)

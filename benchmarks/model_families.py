@@ -36,7 +36,7 @@ from ajet.engine.torch.runner import Runner, Work
 from ajet.schema.errors import FeatureUnavailableError
 from ajet.trainer.executor import check_trees, tree_support
 from ajet.trainer.footprint import MAMBA_1, Pass, pass_bytes
-from ajet.trainer.forward import Entropy, Forward, PackForward, RowForward
+from ajet.trainer.forward import Entropy, PackForward, RowForward
 from ajet.trainer.pack import Item, Layout, make_packs
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -166,7 +166,7 @@ def calls() -> list[Item]:
     return items_for([*group(3, 2, 20, 8, 12), forgetful(2, 14, 6, 8, 6), best_of(2, 2, 12, 6, 8)])
 
 
-def gradient(model: Any, forward: Forward, layout: Layout) -> list[torch.Tensor]:
+def gradient(model: Any, forward: RowForward, layout: Layout) -> list[torch.Tensor]:
     """Of a weighted sum of all logprobs."""
     model.zero_grad(set_to_none=True)
     with forward.session(model):

@@ -27,7 +27,7 @@ from common import RESULTS, write_result
 from ajet.schema.episode import ROOT, Call, CallTree, Run
 from ajet.trainer.credit.estimators import CallCredit, EpisodeCredit
 from ajet.trainer.executor import CostModel, plan
-from ajet.trainer.forward import Forward, PackForward, RowForward
+from ajet.trainer.forward import PackForward, RowForward
 from ajet.trainer.pack import Item, Layout, Pack, items_of, make_packs
 
 VOCAB = 2048
@@ -164,7 +164,7 @@ class Way:
     """One way to compute the same gradient."""
 
     name: str
-    forward: Forward
+    forward: RowForward
     packs: list[Pack]
 
 

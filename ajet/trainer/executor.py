@@ -1,33 +1,30 @@
-"""How a batch is computed: packs by a cost model, trees or rows, compiled or not; each checked on the first batch."""
+"""How a batch is computed: packs by a cost model, trees or rows; each way is checked on the first batch."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ajet.engine.attention_rules import REFUSALS, describe_refusal, layer_shapes, length_dependent_rope
-from ajet.engine.layers import carries_state, causal_model, replaced, stated_kinds
+from ajet.engine.layers import carries_state, causal_model, stated_kinds
 from ajet.engine.quantization import parameter_count
 from ajet.schema.episode import ROOT, Call, CallTree, Run
-from ajet.trainer.attention import attention_left_whole, can_branch
+from ajet.trainer.attention import can_branch
 from ajet.trainer.credit.estimators import EpisodeCredit
 from ajet.trainer.forward import (
-    EdgeLogprobs,
-    Entropy,
-    Forward,
     PackForward,
     RowForward,
+    layers_to_compile,
     padded_tokens,
     row_batches,
     why_not_liger,
@@ -35,62 +32,6 @@ from ajet.trainer.forward import (
 from ajet.trainer.pack import Item, Layout, Pack, items_of, make_packs
 
 log = logging.getLogger("ajet.trainer")
-
-MOST_VARIANTS = 32
-"""How many variants of a function PyTorch compiles before it leaves the function as it is: with and without gradients,
-one row or several, adapters on or off, trained or frozen weights. Its own limit is 8."""
-
-CHECKPOINTING = "forward_with_checkpointing"
-"""The function that transformers puts around a layer's own code."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledForward:
-    """Runs another executor on compiled layers."""
-
-    inner: Forward
-
-    @contextmanager
-    def session(self, model: Any) -> Iterator[None]:
-        with self.inner.session(model), compiled_layers(model):
-            yield
-
-    def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
-        return self.inner(model, pack, entropy=entropy)
-
-
-def layers_to_compile(model: Any) -> list[Any]:
-    """The model's layers, as transformers marks them."""
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
-@contextmanager
-def compiled_layers(model: Any) -> Iterator[None]:
-    """Inside it (forward *and* backward), the layers run compiled; afterwards they are what they were."""
-    attention_left_whole()
-    with ExitStack() as stack, torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
-        for layer in layers_to_compile(model):
-            stack.enter_context(replaced(layer, partial(_run, layer)))
-        yield
-
-
-def _run(layer: Any, *inputs: Any, **options: Any) -> Any:
-    """A layer's forward. Newer versions of transformers checkpoint in there, older ones around it."""
-    kind: Any = type(layer)
-    own, checkpoints = _compiled(kind)
-    call = partial(own, layer, **options)
-    if checkpoints and layer.gradient_checkpointing and layer.training:
-        return layer._gradient_checkpointing_func(call, *inputs)
-    return call(*inputs)
-
-
-@cache
-def _compiled(kind: Any) -> tuple[Any, bool]:
-    """The layer's own code compiled, and whether a function that checkpoints was around it."""
-    forward, checkpoints = kind.forward, False
-    while forward.__code__.co_name == CHECKPOINTING:
-        forward, checkpoints = forward.__wrapped__, True
-    return torch.compile(forward, dynamic=True), checkpoints
 
 
 @contextmanager
@@ -172,7 +113,7 @@ def check_trees(model: Any, items: Sequence[Item]) -> str | None:
     return why
 
 
-def check_same(model: Any, items: Sequence[Item], one: Forward, other: Forward, layout: Layout) -> str | None:
+def check_same(model: Any, items: Sequence[Item], one: RowForward, other: RowForward, layout: Layout) -> str | None:
     """Why `other` is no way to compute what `one` does: it differs, or fails. None if it is one."""
     try:
         return _difference(model, _first(items), (other, layout), (one, layout), gradients=True)
@@ -205,7 +146,7 @@ def _difference_or_rounding(model: Any, items: Sequence[Item], *, gradients: boo
         return f"{why}, and there is no memory to repeat this in float32"
 
 
-Way = tuple[Forward, Layout]
+Way = tuple[RowForward, Layout]
 
 TREE_AND_ROWS: tuple[Way, Way] = (PackForward(), Layout.TREE), (RowForward(), Layout.FLAT)
 
@@ -232,7 +173,7 @@ def _exact(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _computed(
-    model: Any, forward: Forward, layout: Layout, items: Sequence[Item], *, gradients: bool
+    model: Any, forward: RowForward, layout: Layout, items: Sequence[Item], *, gradients: bool
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Logprobs, and the gradient of their mean if it is asked for."""
     (pack,) = make_packs(items, layout)
@@ -364,7 +305,7 @@ def follow_sampler(packs: Sequence[Pack], items: Sequence[Item]) -> None:
 class Chosen(NamedTuple):
     """How packs are run, and in which layouts."""
 
-    forward: Forward
+    forward: RowForward
     layouts: tuple[Layout, ...]
 
 
@@ -378,7 +319,7 @@ def choose(
         log.warning("training in rows, without sharing between branches: %s", why)
     plain = RowForward(budget, chunk) if why is not None else PackForward(budget, chunk)
     layout = Layout.FLAT if why is not None else Layout.TREE
-    forward: Forward = plain
+    forward = plain
     if liger:
         fused = replace(plain, liger=True)
         if (why_not := why_not_liger(model) or check_same(model, items, plain, fused, layout)) is None:
@@ -386,7 +327,7 @@ def choose(
         else:
             log.warning("training without Liger's kernel: %s", why_not)
     if compiled:
-        faster = CompiledForward(forward)
+        faster = replace(forward, compiled=True)
         why_not = None if layers_to_compile(model) else f"{type(model).__name__} doesn't mark its layers"
         if (why_not := why_not or check_same(model, items, forward, faster, layout)) is None:
             forward = faster
@@ -400,7 +341,7 @@ Logprobs = dict[tuple[int, int], NDArray[np.float64]]
 """Logprobs of calls' trained tokens, by (episode of the batch, call)."""
 
 
-def logprobs_of(packs: Sequence[Pack], forward: Forward, model: Any) -> Logprobs:
+def logprobs_of(packs: Sequence[Pack], forward: RowForward, model: Any) -> Logprobs:
     """Compute those of all trained tokens. Call this only inside a session of this model."""
     known: Logprobs = {}
     with torch.no_grad():

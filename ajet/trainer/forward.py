@@ -12,15 +12,18 @@ Shapes: E edges, P positions with logits, V vocabulary, B rows of a batch, N tok
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import ModelOutput
 
 from ajet.engine.attention_rules import forget_lengths, length_dependent_rope
@@ -28,7 +31,7 @@ from ajet.engine.layers import causal_model, replaced
 from ajet.engine.routing import ARGUMENT as ROUTES
 from ajet.schema.errors import ConfigError, MissingDependencyError
 from ajet.schema.install import install_command
-from ajet.trainer.attention import pack_arguments, plan_attention, tree_attention
+from ajet.trainer.attention import attention_left_whole, pack_arguments, plan_attention, tree_attention
 from ajet.trainer.pack import Floats, Indices, Layout, Pack
 
 LOGITS_BYTES = 256 * 2**20
@@ -138,18 +141,52 @@ class Entropy(Enum):
     GRADIENT = 2
 
 
-class Forward(Protocol):
-    """Runs packs. Use it inside `session()`, backward pass included."""
+MOST_VARIANTS = 32
+"""How many variants of a function PyTorch compiles before it leaves the function as it is: with and without gradients,
+one row or several, adapters on or off, trained or frozen weights. Its own limit is 8."""
 
-    def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs: ...
+CHECKPOINTING = "forward_with_checkpointing"
+"""The function that transformers puts around a layer's own code."""
 
-    def session(self, model: Any) -> Any:
-        """A context manager that prepares the model for this executor."""
+
+def layers_to_compile(model: Any) -> list[Any]:
+    """The model's layers, as transformers marks them."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+@contextmanager
+def compiled_layers(model: Any) -> Iterator[None]:
+    """Inside it (forward *and* backward), the layers run compiled; afterwards they are what they were."""
+    attention_left_whole()
+    with ExitStack() as stack, torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
+        for layer in layers_to_compile(model):
+            stack.enter_context(replaced(layer, partial(_run, layer)))
+        yield
+
+
+def _run(layer: Any, *inputs: Any, **options: Any) -> Any:
+    """A layer's forward. Newer versions of transformers checkpoint in there, older ones around it."""
+    kind: Any = type(layer)
+    own, checkpoints = _compiled(kind)
+    call = partial(own, layer, **options)
+    if checkpoints and layer.gradient_checkpointing and layer.training:
+        return layer._gradient_checkpointing_func(call, *inputs)
+    return call(*inputs)
+
+
+@cache
+def _compiled(kind: Any) -> tuple[Any, bool]:
+    """The layer's own code compiled, and whether a function that checkpoints was around it."""
+    forward, checkpoints = kind.forward, False
+    while forward.__code__.co_name == CHECKPOINTING:
+        forward, checkpoints = forward.__wrapped__, True
+    return torch.compile(forward, dynamic=True), checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class RowForward:
-    """Padded batches of ordinary rows with the model's own attention, for packs without sharing."""
+    """Padded batches of ordinary rows with the model's own attention, for packs without sharing. Use it inside
+    `session()`, backward pass included."""
 
     budget: int = 16384
     """Tokens of a padded batch."""
@@ -157,9 +194,14 @@ class RowForward:
     """Most positions whose logits exist at a time. None: depends on the vocabulary. 0: no limit."""
     liger: bool = False
     """Whether Liger's kernel computes the logprobs, without entropy."""
+    compiled: bool = False
+    """Whether the model's layers run compiled."""
 
-    def session(self, model: Any) -> Any:
-        return nullcontext()
+    @contextmanager
+    def session(self, model: Any) -> Iterator[None]:
+        """Prepare the model."""
+        with compiled_layers(model) if self.compiled else nullcontext():
+            yield
 
     def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
         device = _device(model)
@@ -201,8 +243,10 @@ class RowForward:
 class PackForward(RowForward):
     """Trees as one sequence, packs without sharing as rows."""
 
-    def session(self, model: Any) -> Any:
-        return tree_attention(model)
+    @contextmanager
+    def session(self, model: Any) -> Iterator[None]:
+        with tree_attention(model), RowForward.session(self, model):
+            yield
 
     def __call__(self, model: Any, pack: Pack, *, entropy: Entropy = Entropy.NO) -> EdgeLogprobs:
         if pack.layout is not Layout.TREE:

@@ -30,7 +30,7 @@ from ajet.trainer.executor import (
     logprobs_of,
     plan,
 )
-from ajet.trainer.forward import Entropy, Forward, require_liger
+from ajet.trainer.forward import Entropy, RowForward, require_liger
 from ajet.trainer.loss import AdaptiveKL, EdgeTensors, LossSettings, policy_loss, trajectory_sums
 from ajet.trainer.optimizer import MasterAdamW, OptimSettings
 from ajet.trainer.pack import Item, Layout, Pack, items_of
@@ -224,7 +224,9 @@ class Updater:
         spread = self.settings.loss.sums_sampler and len(first) > 1
         return not spread and not self._dropouts
 
-    def _old(self, forward: Forward, packs_of: list[list[Pack]], items: list[Item], sampled_by_this: bool) -> Logprobs:
+    def _old(
+        self, forward: RowForward, packs_of: list[list[Pack]], items: list[Item], sampled_by_this: bool
+    ) -> Logprobs:
         """π_old of these packs: as the sampler recorded it, if that is the same, or from a forward pass."""
         if not packs_of:
             return {}
@@ -274,7 +276,7 @@ class Updater:
 
     # ------------------------------------------------------------------------------------------------ its parts
 
-    def _step(self, forward: Forward, packs: list[Pack], known: _Known, meter: UpdateMeter) -> None:
+    def _step(self, forward: RowForward, packs: list[Pack], known: _Known, meter: UpdateMeter) -> None:
         """One optimiser step: the packs' gradients add up."""
         old = known.old
         settings = replace(self.settings.loss, kl_coef=self.kl_coef)
@@ -321,14 +323,14 @@ class Updater:
         sums, numbers = zip(*parts, strict=True)
         return torch.stack(sums).sum(0), torch.stack(numbers).sum(0)
 
-    def _log_ratio(self, forward: Forward, pack: Pack, old: Logprobs) -> Tensor:
+    def _log_ratio(self, forward: RowForward, pack: Pack, old: Logprobs) -> Tensor:
         with torch.no_grad():
             return forward(self.model, pack).logprob_E - self._on_device(_at(pack, old))
 
     def _sampler_log_ratio(self, pack: Pack, old: Logprobs) -> Tensor:
         return self._on_device(_at(pack, old) - pack.edges.sampler_logprob)
 
-    def _reference_logprobs(self, forward: Forward, packs_of: list[list[Pack]]) -> Logprobs | None:
+    def _reference_logprobs(self, forward: RowForward, packs_of: list[list[Pack]]) -> Logprobs | None:
         if not self._wants_reference:
             return None
         packs = [replace(pack, experts=None) for packs in packs_of for pack in packs]  # it has routes of its own

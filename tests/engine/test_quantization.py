@@ -20,9 +20,8 @@ from ajet.engine import quantization as four_bits
 from ajet.engine.model_source import ModelSource
 from ajet.observe.metrics import read_metrics
 from ajet.schema.errors import ConfigError, MissingDependencyError
-from ajet.trainer import executor
+from ajet.trainer import forward
 from ajet.trainer.checkpoint import CheckpointFolder, read_trainer, write_trainer
-from ajet.trainer.executor import CompiledForward
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.trainer import TrainSettings, Updater
@@ -93,17 +92,17 @@ def test_compiled_layers_in_4_bits_update_alike(monkeypatch: pytest.MonkeyPatch)
     """With checkpointed layers, a KL term, two mini-batches and several packs; traced, but no code generated."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     torch._dynamo.reset()
-    executor._compiled.cache_clear()
+    forward._compiled.cache_clear()
     loss = LossSettings(kl_coef=0.1)
     optim = OptimSettings(lr=1e-3, eps=1.0, weight_decay=0.0)
     options: dict[str, Any] = {"gradient_checkpointing": True, "mini_batches": 2, "max_tokens": 60}
     trainers = [Updater(in_4_bits(), TrainSettings(loss, optim, compile=asked, **options)) for asked in (False, True)]
     one, other = (trainer.update(credited_batch()) for trainer in trainers)
     assert other["train/grad_norm"] == pytest.approx(one["train/grad_norm"], rel=1e-4)
-    assert isinstance(trainers[1]._executor([]).forward, CompiledForward)
+    assert trainers[1]._executor([]).forward.compiled
     adapters = [dict(trainer.optimizer.parameters) for trainer in trainers]
     assert gap(*adapters) < 1e-5
-    executor._compiled.cache_clear()
+    forward._compiled.cache_clear()
 
 
 def test_only_frozen_linear_layers_are_in_4_bits_and_take_what_the_plan_says() -> None:

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from ajet.trainer import executor
-from ajet.trainer.executor import MOST_VARIANTS, CompiledForward, check_same, choose, layers_to_compile
-from ajet.trainer.forward import PackForward
+from ajet.trainer import executor, forward
+from ajet.trainer.executor import check_same, choose
+from ajet.trainer.forward import MOST_VARIANTS, PackForward, layers_to_compile
 from ajet.trainer.loss import LossSettings
 from ajet.trainer.optimizer import OptimSettings
 from ajet.trainer.pack import Item, Layout, items_of
@@ -35,9 +35,9 @@ SGD = OptimSettings(lr=1e-3, eps=1.0, weight_decay=0.0)
 def fresh() -> Iterator[None]:
     """What one test compiled is not there for the next."""
     torch._dynamo.reset()
-    executor._compiled.cache_clear()
+    forward._compiled.cache_clear()
     yield
-    executor._compiled.cache_clear()
+    forward._compiled.cache_clear()
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_updates_are_those_without_and_no_length_is_compiled_anew(
         for name in ("loss/total", "loss/entropy", "train/grad_norm", "loss/ratio_max"):
             assert other[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
     assert one["tokens/packs"] > 2
-    assert isinstance(trainers[1]._executor([]).forward, CompiledForward)
+    assert trainers[1]._executor([]).forward.compiled
     assert gap(weights(models[0]), weights(models[1])) < 1e-5
     assert compilations == warm and 0 < max(warm.values()) <= MOST_VARIANTS // 2
     assert all("forward" not in layer.__dict__ for layer in layers_to_compile(models[1]))
@@ -96,15 +96,13 @@ def test_updates_are_those_without_and_no_length_is_compiled_anew(
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 def test_the_code_that_is_generated_gives_the_same() -> None:
     model = small_model("qwen3", num_hidden_layers=1)
-    plain = PackForward()
-    assert check_same(model, items(), plain, CompiledForward(plain), Layout.TREE) is None
+    assert check_same(model, items(), PackForward(), PackForward(compiled=True), Layout.TREE) is None
 
 
 @pytest.mark.slow
 def test_windows_and_caps_stay_the_models_own(traced_only: None) -> None:
     model = windowed_model("gemma2", num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
-    plain = PackForward()
-    assert check_same(model, items(), plain, CompiledForward(plain), Layout.TREE) is None
+    assert check_same(model, items(), PackForward(), PackForward(compiled=True), Layout.TREE) is None
 
 
 def test_what_differs_or_does_not_compile_is_not_used_and_the_log_says_why(
@@ -119,7 +117,7 @@ def test_what_differs_or_does_not_compile_is_not_used_and_the_log_says_why(
         raise RuntimeError("no such instruction\nand much more")
 
     for compiler, said in ((wrong, "logprobs differ by up to"), (broken, "no such instruction")):
-        executor._compiled.cache_clear()
+        forward._compiled.cache_clear()
         caplog.clear()
         monkeypatch.setattr(torch, "compile", compiler)
         assert choose(model, items(), 16384, None, compiled=True).forward == PackForward()

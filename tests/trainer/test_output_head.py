@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ajet.trainer.forward import (
     LOGITS_BYTES,
     Entropy,
-    Forward,
     HiddenStates,
     PackForward,
     RowForward,
@@ -37,7 +36,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def found(model: Any, forward: Forward, pack: Pack, entropy: Entropy) -> list[torch.Tensor]:
+def found(model: Any, forward: RowForward, pack: Pack, entropy: Entropy) -> list[torch.Tensor]:
     """Log-probabilities, entropies, and the gradient of something that depends on both."""
     with forward.session(model):
         got = forward(model, pack, entropy=entropy)

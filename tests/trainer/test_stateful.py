@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from ajet.backbone.local.learner import linear_modules
 from ajet.trainer.attention import ROOT, calls_of, segments_of
 from ajet.trainer.executor import tree_support
-from ajet.trainer.forward import Forward, PackForward, RowForward
+from ajet.trainer.forward import PackForward, RowForward
 from ajet.trainer.pack import Layout, items_of, make_packs
 from support.hybrids import STATEFUL, hybrid_model
 from support.random_batches import credited_batch
@@ -23,7 +23,7 @@ from support.small_models import distance, packed_gradient, recompute_layers
 BRANCHING = ["Qwen3.5", "Qwen3.5-MoE", "Qwen3-Next", "OLMo hybrid"]
 
 
-def gradients(model: Any, forward: Forward, layout: Layout, budget: int | None = None) -> dict[str, torch.Tensor]:
+def gradients(model: Any, forward: RowForward, layout: Layout, budget: int | None = None) -> dict[str, torch.Tensor]:
     return packed_gradient(model, forward, items_of(credited_batch(3, groups=1, repeat=3)), layout, budget)
 
 
