@@ -23,6 +23,7 @@ from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxError, UnusableResultError
 from ajet.schema.episode import Failure
 from ajet.schema.errors import (
+    AjetError,
     EnvironmentFault,
     EnvironmentUnavailableError,
     JudgeFault,
@@ -32,6 +33,7 @@ from ajet.schema.errors import (
     WorkflowFault,
     address_of,
     error_chain,
+    user_line,
 )
 from ajet.schema.install import written_for_another_agentscope
 from ajet.schema.task import WorkflowOutput, WorkflowTask, scalar
@@ -166,7 +168,7 @@ def _check_output(output: object, workflow_class: type[Workflow]) -> None:
     if not isinstance(output, WorkflowOutput):
         raise WorkflowFault(
             f"{workflow_class.__name__}.execute returned {shown(output)} of type {type(output).__name__}, "
-            "not a WorkflowOutput"
+            "not a WorkflowOutput: write `return WorkflowOutput(reward=…)`"
         )
 
 
@@ -301,7 +303,8 @@ _OUR_FILES = (__file__, THREAD_CONTROL_FILE)
 
 
 def describe(error: BaseException) -> Failure:
-    """An exception as data. The traceback leaves out our own frames."""
+    """An exception as data. The traceback leaves out our own frames; an error of ours that no user's code is part of
+    has none."""
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename in _OUR_FILES:
         frames = frames.tb_next
@@ -310,6 +313,8 @@ def describe(error: BaseException) -> Failure:
         text = "".join(traceback.format_exception(type(error), error, frames))
     except Exception:  # noqa: BLE001 - user code again: an error that can't be shown
         text = "".join(traceback.format_tb(frames)) + f"{type(error).__name__}: {message}\n"
+    if isinstance(error, AjetError) and not user_line(text):
+        text = ""
     if len(text) > MOST_ERROR_CHARACTERS:
         half = MOST_ERROR_CHARACTERS // 2
         text = f"{text[:half]}\n… ({len(text)} characters)\n{text[-half:]}"

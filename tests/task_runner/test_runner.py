@@ -246,7 +246,7 @@ def returner(value: Any) -> Any:
         (raiser(KeyboardInterrupt()), "KeyboardInterrupt", ""),
         (raiser(asyncio.CancelledError()), "CancelledError", ""),
         (raiser(ExceptionGroup("several", [ValueError("a")])), "ExceptionGroup", "several"),
-        (returner(None), "WorkflowFault", "returned None of type NoneType, not a WorkflowOutput"),
+        (returner(None), "WorkflowFault", "returned None of type NoneType, not a WorkflowOutput: write `return"),
         (returner(1.0), "WorkflowFault", "of type float"),
         (
             returner(WorkflowOutput(reward=float("nan"))),
@@ -267,6 +267,8 @@ def test_a_workflow_that_fails_is_named(act: Any, kind: str, says: str) -> None:
     assert (episode.status, episode.reward, episode.attempts) == (EpisodeStatus.WORKFLOW_ERROR, None, 1)
     assert episode.failure is not None and episode.failure.kind == kind
     assert says in episode.failure.message
+    # ours, of what a workflow returned: there is no line of the user's to show
+    assert bool(episode.failure.traceback) == (kind not in ("WorkflowFault", "RewardError"))
 
 
 def test_the_traceback_shows_the_users_line() -> None:
