@@ -98,7 +98,7 @@ def test_serve_lets_other_machines_in_only_with_a_key(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_certificate_that_is_not_there_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
-    done = in_process.ajet(tmp_path, "serve", "./no-model-either", "--tls-cert", "/no/such.pem")
+    done = in_process.ajet(tmp_path, "serve", "./no-model-either", "--tls-cert", "/no/such.pem", "--tls-key", "/no/key")
     assert done.returncode == 2 and "--tls-cert and --tls-key: no file /no/such.pem" in done.stderr
 
 
