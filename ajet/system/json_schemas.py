@@ -101,7 +101,10 @@ os.register_at_fork(after_in_child=_forget)
 def _ask(question: dict[str, Any]) -> dict[str, Any]:
     line = json.dumps(question).encode() + b"\n"
     with _slots:
-        process = _free.pop() if _free else ChildProcess(PROGRAM)
+        try:
+            process = _free.pop()
+        except IndexError:  # not asked before: another thread may take the last one meanwhile
+            process = ChildProcess(PROGRAM)
         try:
             answer = process.ask(line, ANSWER_S)
         except (TimeoutError, ConnectionError):
