@@ -161,7 +161,6 @@ def _sandbox(text: str | None, agent: Agent) -> SandboxSettings | None:
     asked = parse_value(text, "--sandbox")
     try:
         config = make_config({"rollout.sandbox": asked})
-        config.remember_source(Path.cwd() / "rollout")  # names are looked up here and above
         settings = find_sandbox(config)
     except ValidationError as error:
         wrong = from_validation(error, {"ajet": {"rollout": {"sandbox": asked}}})[0]
@@ -199,7 +198,6 @@ def _judge(arguments: Namespace) -> Judge:
     from ajet.task_runner.agent_workflow import output_of, reward_of
 
     config = make_config({"task_judge.judge_protocol": arguments.judge})
-    config.remember_source(Path.cwd() / "rollout")
     own = load_judge(config)
     threshold = config.ajet.task_judge.success_threshold
 
