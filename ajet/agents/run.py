@@ -281,7 +281,8 @@ class AgentNameTakenError(AgentSettingsError, ValueError):
 def check_above_zero(key: str, value: Any, *, whole: bool = True) -> None:
     """Raises AgentSettingsError for a setting that is no number above 0."""
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not value > 0:
-        raise AgentSettingsError(f"{key}: {value!r} is not allowed: give a {'whole ' * whole}number above 0")
+        kind = "whole number" if whole else "number"
+        raise AgentSettingsError(f"{key}: {value!r} is not allowed: give a {kind} above 0")
 
 
 @dataclass(frozen=True, slots=True)

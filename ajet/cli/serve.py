@@ -253,8 +253,8 @@ AGENTOPS_HELP = """\
 They go to a file, from which `task_reader.type: tracing` makes tasks. There is no need for it inside an episode, or
 beside a rollout store: the gateway and `ajet store` take spans themselves.
 """
-KEY_VARIABLE = "AJET_AGENTOPS_KEY"
-DEFAULT_PORT = 4318
+SPANS_KEY_VARIABLE = "AJET_AGENTOPS_KEY"
+SPANS_PORT = 4318
 
 
 def agentops(argv: Sequence[str]) -> int:
@@ -262,14 +262,14 @@ def agentops(argv: Sequence[str]) -> int:
     parser = CommandParser("ajet agentops", description=AGENTOPS_HELP)
     parser.add_argument("--out", type=Path, default=Path("spans.jsonl"), metavar="FILE", help="(default: spans.jsonl)")
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"0: any free one (default: {DEFAULT_PORT})")
+    parser.add_argument("--port", type=int, default=SPANS_PORT, help=f"0: any free one (default: {SPANS_PORT})")
     return asyncio.run(_collect(parser.parse_args(argv)))
 
 
 async def _collect(arguments: Namespace) -> int:
     from ajet.gateway.endpoints import SpanCollector
 
-    key = os.environ.get(KEY_VARIABLE) or str(uuid.uuid4())  # AgentOps expects the form of a UUID
+    key = os.environ.get(SPANS_KEY_VARIABLE) or str(uuid.uuid4())  # AgentOps expects the form of a UUID
     collector = SpanCollector(key, _to_file(arguments.out))
     await _until_interrupted(
         collector,

@@ -192,7 +192,7 @@ _FRAME = re.compile(r'^[\s|+-]*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (
 _MARGIN = re.compile(r"^\s*\|")
 """The margin at the start of each line of an exception group's text."""
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[.\d]*/|^<")
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
+PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 _LEFT_OUT = "  … lines in libraries"
 
 
@@ -234,7 +234,7 @@ def condensed(traceback: str) -> str:
 
 
 def _is_the_users(file: str) -> bool:
-    return not _LIBRARY.search(file) and not file.startswith(_PACKAGE)
+    return not _LIBRARY.search(file) and not file.startswith(PACKAGE)
 
 
 def _belongs_to_a_frame(text: str) -> bool:

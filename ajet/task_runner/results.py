@@ -23,6 +23,7 @@ from ajet.environment.leased import LeasedEnvironment
 from ajet.environment.sandboxes import SandboxError, UnusableResultError
 from ajet.schema.episode import Failure
 from ajet.schema.errors import (
+    PACKAGE,
     AjetError,
     EnvironmentFault,
     EnvironmentUnavailableError,
@@ -33,7 +34,6 @@ from ajet.schema.errors import (
     WorkflowFault,
     address_of,
     error_chain,
-    user_line,
 )
 from ajet.schema.install import written_for_another_agentscope
 from ajet.schema.task import WorkflowOutput, WorkflowTask, scalar
@@ -303,8 +303,7 @@ _OUR_FILES = (__file__, THREAD_CONTROL_FILE)
 
 
 def describe(error: BaseException) -> Failure:
-    """An exception as data. The traceback leaves out our own frames; an error of ours that no user's code is part of
-    has none."""
+    """An exception as data. The traceback leaves out our own frames; an error that is ours throughout has none."""
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename in _OUR_FILES:
         frames = frames.tb_next
@@ -313,7 +312,7 @@ def describe(error: BaseException) -> Failure:
         text = "".join(traceback.format_exception(type(error), error, frames))
     except Exception:  # noqa: BLE001 - user code again: an error that can't be shown
         text = "".join(traceback.format_tb(frames)) + f"{type(error).__name__}: {message}\n"
-    if isinstance(error, AjetError) and not user_line(text):
+    if isinstance(error, AjetError) and _is_ours_throughout(error):
         text = ""
     if len(text) > MOST_ERROR_CHARACTERS:
         half = MOST_ERROR_CHARACTERS // 2
@@ -321,6 +320,12 @@ def describe(error: BaseException) -> Failure:
     # many clients' messages don't say which address failed; a call of our own model needs none
     address = "" if _model_error_code(error) else address_of(error)
     return Failure(type(error).__name__, f"{message} ({address})" if address not in message else message, text)
+
+
+def _is_ours_throughout(error: BaseException) -> bool:
+    """Whether neither a user's code nor a library was on the way to an error: then its message says it all."""
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    return error.__cause__ is None and all(file.startswith(PACKAGE) for file in files)
 
 
 def _said(error: BaseException) -> str:
